@@ -1,0 +1,12 @@
+"""What a tuning worker imports to use the cost-model service.
+
+Importing this package costs nothing: no numpy, no urllib3, no TVM. The parts are
+
+- ``tlp_client.records``    Ansor tuning logs as typed records, and back
+- ``tlp_client.wire``       the JSON that client and server exchange
+- ``tlp_client.connection`` deadlines, retry, circuit breaker over HTTP
+- ``tlp_client.outbox``     measured results on their way to the service
+- ``tlp_client.ansor``      ``TLPRemoteModel``, the cost model for Ansor (needs TVM)
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,81 @@
+"""The exceptions of ``tlp_client``.
+
+::
+
+    TLPError
+    ├── InvalidInput            a document, record or primitive breaks a rule; says what and where
+    │   ├── InvalidPrimitive
+    │   ├── InvalidRecord
+    │   └── InvalidRequest
+    └── ServiceError            the service gave no usable answer
+        ├── Unreachable         no connection, a closed socket, a half-sent body
+        ├── DeadlineExceeded    no whole answer within the deadline
+        ├── BadAnswer           a 200 whose body is not what was asked for
+        └── Refused             an HTTP status other than 200; carries status, code and Retry-After
+"""
+
+from __future__ import annotations
+
+
+class TLPError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class InvalidInput(TLPError, ValueError):
+    """Something that was read breaks a rule; the message says what and where."""
+
+
+class InvalidPrimitive(InvalidInput):
+    """A schedule primitive of an unknown kind, or with arguments its kind does not take."""
+
+
+class InvalidRecord(InvalidInput):
+    """A tuning record that is not an Ansor record of a known version."""
+
+
+class InvalidRequest(InvalidInput):
+    """A predict or measurement request that is well-formed JSON but breaks the wire format."""
+
+
+class ServiceError(TLPError):
+    """The service gave no usable answer."""
+
+
+class Unreachable(ServiceError):
+    """No connection, or one that broke before the answer was whole."""
+
+
+class DeadlineExceeded(ServiceError):
+    """The whole answer did not come within the deadline."""
+
+
+class BadAnswer(ServiceError):
+    """Status 200 with a body that does not answer the request."""
+
+
+class Refused(ServiceError):
+    """The service answered with a status other than 200.
+
+    Parameters
+    ----------
+    status : int
+        The HTTP status.
+    message : str
+        The ``error`` of the answer.
+    code : str
+        The ``code`` of the answer, such as ``unknown_platform``; empty if it gave none.
+    retry_after : float or None
+        Seconds, from the ``Retry-After`` header.
+    """
+
+    def __init__(self, status: int, message: str, code: str = "", retry_after: float | None = None) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed a little later."""
+        return self.status in (429, 500, 502, 503, 504)

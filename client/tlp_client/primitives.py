@@ -1,0 +1,104 @@
+"""Schedule primitives as Ansor serializes them: the 14 kinds of transform step.
+
+Source of the argument lists: ``WriteToRecord`` of each step in TVM 0.19's
+``src/auto_scheduler/transform_step.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+from tlp_client.errors import InvalidPrimitive
+
+Argument = Union[int, str, tuple[int, ...]]
+
+INT, INTS, TEXT = "an integer", "a list of integers", "a string"
+
+#: kind -> (argument name, argument type) in record order
+ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "AN": (("stage", INT), ("iterator", INT), ("annotation", INT)),
+    "FU": (("stage", INT), ("fused iterators", INTS)),
+    "PR": (("stage", INT), ("iterator", INT), ("pragma", TEXT)),
+    "RE": (("stage", INT), ("order", INTS)),
+    "SP": (("stage", INT), ("iterator", INT), ("extent", INT), ("lengths", INTS), ("inner to outer", INT)),
+    "FSP": (("stage", INT), ("iterator", INT), ("source step", INT), ("parts", INT)),
+    "FFSP": (
+        ("stage", INT),
+        ("iterator", INT),
+        ("source steps", INTS),
+        ("level", INT),
+        ("factor or nparts", INT),
+    ),
+    "SA": (("stage", INT), ("iterator", INT), ("factor", INT), ("offset", INT)),
+    "CA": (("stage", INT), ("target stage", INT), ("target iterator", INT)),
+    "CI": (("stage", INT),),
+    "CR": (("stage", INT),),
+    "CHR": (("stage", INT), ("scope", TEXT), ("reader stages", INTS)),
+    "CHW": (("stage", INT), ("scope", TEXT)),
+    "RF": (("stage", INT), ("iterator", INT), ("factor iterator", INT)),
+}
+
+# TVM reads them into C++ ints.
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+
+
+class Primitive(NamedTuple):
+    """One schedule step, hashable, with its arguments in record order.
+
+    ``["SP", 2, 0, 256, [16, 4, 1], 1]`` becomes ``Primitive("SP", (2, 0, 256, (16, 4, 1), 1))``.
+    """
+
+    kind: str
+    args: tuple[Argument, ...]
+
+    def to_json(self) -> list[Any]:
+        """Return the primitive as it stands in a record."""
+        return [self.kind, *(list(arg) if isinstance(arg, tuple) else arg for arg in self.args)]
+
+
+def read_primitive(step: object) -> Primitive:
+    """Check one step of a record and return it typed.
+
+    Parameters
+    ----------
+    step : object
+        What a JSON parser made of the step, e.g. ``["CI", 4]``.
+
+    Raises
+    ------
+    InvalidPrimitive
+        If the step is not a list, its kind is unknown, or an argument is missing, spare or of a wrong type.
+    """
+    if not isinstance(step, Sequence) or isinstance(step, (str, bytes)) or not step:
+        raise InvalidPrimitive(f"a primitive is a list [kind, arguments…], not {_shown(step)}")
+    kind, args = step[0], step[1:]
+    if not isinstance(kind, str):
+        raise InvalidPrimitive(f"a primitive begins with its kind, not with {_shown(kind)}")
+    expected = ARGUMENTS.get(kind)
+    if expected is None:
+        raise InvalidPrimitive(f"unknown primitive kind {_shown(kind)}; known: {' '.join(ARGUMENTS)}")
+    if len(args) != len(expected):
+        raise InvalidPrimitive(f"{kind} takes {len(expected)} arguments, not {len(args)}")
+    return Primitive(kind, tuple(_read_argument(kind, e, a) for e, a in zip(expected, args, strict=True)))
+
+
+def _read_argument(kind: str, expected: tuple[str, str], arg: Any) -> Argument:
+    name, type_ = expected
+    # type() and not isinstance(): True is an int to isinstance().
+    if type_ is INT and type(arg) is int and INT_MIN <= arg <= INT_MAX:
+        return arg
+    if type_ is TEXT and type(arg) is str:
+        return arg
+    if (
+        type_ is INTS
+        and type(arg) in (list, tuple)
+        and all(type(a) is int and INT_MIN <= a <= INT_MAX for a in arg)
+    ):
+        return tuple(arg)
+    raise InvalidPrimitive(f"argument '{name}' of {kind} is {type_} in 32 bits, not {_shown(arg)}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,315 @@
+"""Ansor tuning records: JSON lines of all log versions, typed, and back to text.
+
+A line is ``{"i": [task, [[], steps]], "r": [costs, error_no, all_cost, timestamp], "v": "v0.6"}``
+(TVM 0.19, ``src/auto_scheduler/measure_record.cc``).
+
+Logs repeat themselves: the records of a file share their task, and 2,048 candidates of one search hold
+some 360 distinct primitives. So `RecordParser` splits a line at the fixed text between primitives and looks the
+pieces up. A piece is only ever taken for a primitive when it parses as one by itself, which makes the split
+exact: if every piece between the separators is a JSON list, the whole is the list of them. Whatever does
+not fit that layout is parsed as plain JSON.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+from tlp_client.errors import InvalidInput, InvalidPrimitive, InvalidRecord
+from tlp_client.primitives import Primitive, read_primitive
+from tlp_client.tasks import Task, read_task
+
+VERSIONS = ("v0.2", "v0.3", "v0.4", "v0.5", "v0.6")
+
+#: ``MeasureErrorNo`` of TVM
+ERRORS = {
+    0: "no error",
+    1: "instantiation",
+    2: "compile host",
+    3: "compile device",
+    4: "runtime device",
+    5: "wrong answer",
+    6: "build timeout",
+    7: "run timeout",
+    8: "unknown",
+}
+
+#: Seconds. A cost outside is no measurement: clocks do not resolve 1 ns, and TVM writes 1e10 for a failed run.
+MIN_COST_S, MAX_COST_S = 1e-9, 1e9
+
+_STEPS_BEGIN = '], [[], [["'
+_STEPS_END = ']]]], "r": '
+_STEP_SEPARATOR = '], ["'
+_CACHED_PIECES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A candidate with its measured costs.
+
+    Parameters
+    ----------
+    task : Task
+        Workload and target.
+    primitives : tuple of Primitive
+        The schedule, in order; equal primitives of one parser are one object.
+    costs : tuple of float
+        Measured run times in seconds; one or more a record, meaningless where ``error_no`` is not 0.
+    error_no : int
+        0 or what failed, see `ERRORS`.
+    all_cost : float
+        Seconds spent on building and measuring.
+    timestamp : int
+        Unix time in seconds.
+    version : str
+        Version of the log format, ``v0.2`` to ``v0.6``.
+    """
+
+    task: Task
+    primitives: tuple[Primitive, ...]
+    costs: tuple[float, ...]
+    error_no: int
+    all_cost: float
+    timestamp: float
+    version: str = "v0.6"
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the run succeeded and every cost can be a run time."""
+        return (
+            self.error_no == 0
+            and len(self.costs) > 0
+            and all(MIN_COST_S <= cost < MAX_COST_S for cost in self.costs)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as the object that stands on its line."""
+        return {
+            "i": [self.task.to_json(), [[], [p.to_json() for p in self.primitives]]],
+            "r": [list(self.costs), self.error_no, self.all_cost, self.timestamp],
+            "v": self.version,
+        }
+
+    def to_line(self) -> str:
+        """Return the record as TVM's ``RecordReader`` loads it, without a newline."""
+        return json.dumps(self.to_json())
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedLine:
+    """A line of a log that is no record: where it stands, and why it was refused."""
+
+    source: str
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.number}: {self.reason}"
+
+
+class RecordParser:
+    """Parses record lines; remembers the tasks and primitives it has seen (bounded)."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+        self._primitives: dict[str, Primitive] = {}
+
+    def parse(self, line: str) -> Record:
+        """Return the record of one line.
+
+        Raises
+        ------
+        InvalidInput
+            If the line is not a record of a known version; the message names the part.
+        """
+        record = self._parse_by_pieces(line)
+        return self._parse_whole(line) if record is None else record
+
+    def _parse_by_pieces(self, line: str) -> Record | None:
+        begin = line.find(_STEPS_BEGIN)
+        end = line.rfind(_STEPS_END)
+        if begin < 0 or end < begin:
+            return None
+        pieces = line[begin + len(_STEPS_BEGIN) : end].split(_STEP_SEPARATOR)
+        try:
+            task = self._tasks.get(line[:begin]) or self._read_head(line[:begin])
+            try:
+                primitives = tuple(map(self._primitives.__getitem__, pieces))
+            except KeyError:
+                primitives = tuple(map(self._read_piece, pieces))
+            tail = json.loads('{"r": ' + line[end + len(_STEPS_END) :])
+        except (ValueError, RecursionError):
+            return None  # parsing it whole finds the reason
+        return _read_result(task, primitives, tail)
+
+    def _read_head(self, head: str) -> Task:
+        opened = json.loads(head + "]]}")
+        if not isinstance(opened, dict) or list(opened) != ["i"] or len(opened["i"]) != 1:
+            raise InvalidRecord("the line does not begin with the task")
+        if len(self._tasks) >= _CACHED_PIECES:
+            self._tasks.clear()
+        task = self._tasks[head] = read_task(opened["i"][0])
+        return task
+
+    def _read_piece(self, piece: str) -> Primitive:
+        known = self._primitives.get(piece)
+        if known is None:
+            if len(self._primitives) >= _CACHED_PIECES:
+                self._primitives.clear()
+            known = self._primitives[piece] = read_primitive(json.loads('["' + piece + "]"))
+        return known
+
+    def _parse_whole(self, line: str) -> Record:
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise InvalidRecord(f"not JSON: {error}") from None
+        except RecursionError:
+            raise InvalidRecord("not JSON: nested too deeply") from None
+        return read_record(document)
+
+
+def read_record(document: object) -> Record:
+    """Check a record that a JSON parser has read and return it typed.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not a record of a known version; the message names the part.
+    """
+    if not isinstance(document, dict):
+        raise InvalidRecord("a record is a JSON object")
+    if "i" not in document:
+        if "input" in document and "config" in document:
+            raise InvalidRecord("an AutoTVM record ('input', 'config', 'result'), not an Ansor record")
+        raise InvalidRecord("no 'i': an Ansor record has 'i', 'r' and 'v'")
+    measured = document["i"]
+    if not isinstance(measured, list) or len(measured) != 2:
+        raise InvalidRecord("'i' is a list of two elements: [task, state]")
+    task = read_task(measured[0])
+    state = measured[1]
+    if not isinstance(state, list) or len(state) != 2 or not isinstance(state[1], list):
+        raise InvalidRecord("the state, i[1], is a list of two elements: [[], steps]")
+    return _read_result(task, read_primitives(state[1]), document)
+
+
+def read_primitives(steps: Iterable[object]) -> tuple[Primitive, ...]:
+    """Check the steps of one candidate; an error names the step's position."""
+    primitives = []
+    for position, step in enumerate(steps):
+        try:
+            primitives.append(read_primitive(step))
+        except InvalidPrimitive as error:
+            raise InvalidPrimitive(f"primitive {position}: {error}") from None
+    return tuple(primitives)
+
+
+def _read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) -> Record:
+    if "r" not in document:
+        raise InvalidRecord("no 'r': a measure input without its result")
+    version = document.get("v")
+    if version not in VERSIONS:
+        raise InvalidRecord(f"record version {version!r} is not one of {', '.join(VERSIONS)}")
+    result = document["r"]
+    if not isinstance(result, list) or len(result) != 4:
+        raise InvalidRecord("'r' is a list of four elements: [costs, error number, all cost, timestamp]")
+    costs, error_no, all_cost, timestamp = result
+    if type(costs) is not list:
+        raise InvalidRecord("r[0], the costs, is a list of numbers in seconds")
+    for position, cost in enumerate(costs):
+        if type(cost) not in (float, int) or not _is_finite(cost):
+            raise InvalidRecord(f"r[0][{position}], a cost, is a finite number in seconds, not {cost!r:.40}")
+    if type(error_no) is not int or error_no not in ERRORS:
+        raise InvalidRecord(f"r[1], the error number, is an integer from 0 to 8, not {error_no!r:.40}")
+    for name, value in (("r[2], the whole cost", all_cost), ("r[3], the timestamp", timestamp)):
+        if type(value) not in (float, int) or not _is_finite(value):
+            raise InvalidRecord(f"{name}, is a finite number in seconds, not {value!r:.40}")
+    return Record(task, primitives, tuple(costs), error_no, all_cost, timestamp, version)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer too large for a float
+        return False
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Reads a tuning log from lines, keeping what is good and saying what is not.
+
+    Blank lines and comments (``#``) are skipped. Nothing that stands on one line stops the others.
+
+    Parameters
+    ----------
+    parser : RecordParser
+        Shared between files so that equal primitives are one object.
+    """
+
+    parser: RecordParser = field(default_factory=RecordParser)
+    refused: list[RefusedLine] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def read_file(self, path: str | Path) -> Iterator[Record]:
+        """Yield the records of a log file, plain or gzip-compressed; refused lines go to `refused`."""
+        path = Path(path)
+        with open_log(path) as lines:
+            for _, outcome in self.read_lines(lines, str(path)):
+                if isinstance(outcome, Record):
+                    yield outcome
+
+    def read_lines(
+        self, lines: Iterable[bytes], source: str = "input"
+    ) -> Iterator[tuple[int, Record | RefusedLine]]:
+        """Yield ``(line number, record or refused line)`` for each line that is not blank or a comment."""
+        number = 0
+        try:
+            for number, raw in enumerate(lines, start=1):
+                outcome = self._read_line(raw, source, number)
+                if outcome is not None:
+                    yield number, outcome
+        except (EOFError, OSError, zlib.error) as error:
+            # The rest of a damaged gzip file can't be read; what came before is kept.
+            yield number + 1, self._refuse(source, number + 1, f"the rest cannot be read: {error}")
+
+    def _read_line(self, raw: bytes, source: str, number: int) -> Record | RefusedLine | None:
+        if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
+            raw = raw[3:]
+        try:
+            line = raw.decode()
+        except UnicodeDecodeError as error:
+            return self._refuse(source, number, f"not UTF-8: {error.reason} at byte {error.start}")
+        line = line.strip()
+        if not line:
+            return None
+        if line.startswith("#"):
+            self.counts["comments"] += 1
+            return None
+        try:
+            record = self.parser.parse(line)
+        except InvalidInput as error:
+            return self._refuse(source, number, str(error))
+        self.counts["records"] += 1
+        if not record.is_valid:
+            self.counts["invalid"] += 1
+        return record
+
+    def _refuse(self, source: str, number: int, reason: str) -> RefusedLine:
+        refused = RefusedLine(source, number, reason)
+        self.refused.append(refused)
+        self.counts["refused"] += 1
+        return refused
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """Open a log for reading its lines as bytes, plain or gzip-compressed whatever its name says."""
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    return cast("IO[bytes]", gzip.open(path, "rb")) if is_gzip else path.open("rb")
