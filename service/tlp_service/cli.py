@@ -1,0 +1,108 @@
+"""The ``tlp`` command. Heavy imports stand inside the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tlp_client.errors import TLPError
+from tlp_service.errors import ServiceFault
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors a user can mend are one line on stderr and exit status 2."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        run = arguments.run
+        status: int = run(arguments)
+    except (ServiceFault, TLPError) as error:
+        print(f"tlp {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tlp", description="Cost-model prediction service for tensor-program tuning."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_serve(commands.add_parser("serve", help="start the server; settings are TLP_… variables, see README"))
+    _add_train(
+        commands.add_parser(
+            "train",
+            help="train a model version from tuning logs",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+    )
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (TLP_HOST)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (TLP_PORT)")
+    parser.add_argument("--model", type=Path, help="folder of the model version to serve (TLP_MODEL)")
+    parser.add_argument("--data-dir", type=Path, help="folder of the embedded measurement stream (TLP_DATA_DIR)")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from tlp_service.serve import serve
+    from tlp_service.settings import read_settings
+
+    given = {name: getattr(arguments, name) for name in ("host", "port", "model", "data_dir")}
+    return serve(read_settings(**{name: value for name, value in given.items() if value is not None}))
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--records", type=Path, nargs="+", required=True, help="tuning logs or folders of them")
+    add("--out", type=Path, required=True, help="folder that gets the model version")
+    add("--platforms", type=Path, help="CSV that maps folders to platforms")
+    add("--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes")
+    add("--platform", help="platform of all records, where there is no --platforms")
+    add("--kinds", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"], help="platform kinds to train")
+    add("--device", default="cpu", help="torch device")
+    add("--loss", choices=("rank", "mse"), default="rank", help="published rank loss or mean squared error")
+    add("--pairs", choices=("task", "batch"), default="task", help="where the rank loss forms pairs")
+    add("--epochs", type=int, default=50, help="largest number of epochs")
+    add("--batch", type=int, default=1024, help="candidates a batch")
+    add("--learning-rate", type=float, default=7e-4, help="of Adam")
+    add("--patience", type=int, default=5, help="epochs without a better validation ranking")
+    add("--max-candidates", type=int, default=0, help="candidates a task gives to one epoch, 0 for all")
+    add("--seed", type=int, default=0, help="of split, initialisation and order")
+    parser.set_defaults(run=_train)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from tlp_service.training.fit import FitSettings
+    from tlp_service.training.platforms import PlatformTable
+    from tlp_service.training.train import TrainCommand, train
+
+    table = arguments.platforms and PlatformTable.read(arguments.platforms, arguments.only_shippable)
+    settings = FitSettings(
+        loss=arguments.loss,
+        pairs=arguments.pairs,
+        epochs=arguments.epochs,
+        batch=arguments.batch,
+        learning_rate=arguments.learning_rate,
+        patience=arguments.patience,
+        max_candidates=arguments.max_candidates,
+        seed=arguments.seed,
+    )
+    version = train(
+        TrainCommand(
+            records=tuple(arguments.records),
+            out=arguments.out,
+            platforms=table,
+            platform=arguments.platform,
+            kinds=tuple(arguments.kinds),
+            device=arguments.device,
+            fit=settings,
+        )
+    )
+    print(version)
+    return 0

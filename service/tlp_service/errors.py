@@ -1,0 +1,93 @@
+"""The exceptions of ``tlp_service`` and the statuses they answer with.
+
+::
+
+    ServiceFault                      status
+    ├── BadSettings                   none: the server or command does not start
+    ├── BadVersion                    none: a model version that cannot be loaded or published
+    ├── BadRecords                    none: nothing to train on
+    └── ApiError                      the `status` of the class
+        ├── MalformedBody             400
+        ├── UnknownName               404   (code unknown_model, unknown_version, unknown_platform)
+        ├── BodyTooLarge              413
+        ├── WrongContentType          415
+        ├── InvalidBody               422
+        ├── ScoringFailed             500
+        └── NotReady                  503
+
+Every answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServiceFault(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class BadSettings(ServiceFault):
+    """A setting that cannot be followed, such as CUDA where there is none."""
+
+
+class BadVersion(ServiceFault):
+    """A model version that is missing, damaged, or of another schema."""
+
+
+class BadRecords(ServiceFault):
+    """Records from which no model can be trained."""
+
+
+class ApiError(ServiceFault):
+    """An answer other than 200."""
+
+    status: ClassVar[int] = 500
+    code: str = "internal"
+
+    def __init__(self, message: str, code: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.retry_after = retry_after
+
+
+class MalformedBody(ApiError):
+    """The body is not JSON, not gzip, or was cut."""
+
+    status, code = 400, "malformed"
+
+
+class UnknownName(ApiError):
+    """A model, version or platform that this server does not have."""
+
+    status, code = 404, "unknown"
+
+
+class BodyTooLarge(ApiError):
+    """More bytes or candidates than one request may hold."""
+
+    status, code = 413, "too_large"
+
+
+class WrongContentType(ApiError):
+    """A body of a type that the route does not read."""
+
+    status, code = 415, "content_type"
+
+
+class InvalidBody(ApiError):
+    """Well-formed JSON that breaks the wire format; names the candidate and the primitive."""
+
+    status, code = 422, "invalid"
+
+
+class ScoringFailed(ApiError):
+    """The network failed or gave a score that is not finite."""
+
+    status, code = 500, "scoring_failed"
+
+
+class NotReady(ApiError):
+    """Starting, draining, or the measurement stream cannot be reached."""
+
+    status, code = 503, "not_ready"

@@ -1,0 +1,30 @@
+"""From a network's raw scores to served ones.
+
+Ansor clamps negative scores to 0 before it draws parents in proportion to them, and a batch of equal scores
+makes it choose the first state always. So scores are positive and spread: softsign around the training set's median.
+
+    score = (1 + x / (1 + |x|)) / 2    with    x = (raw - center) / scale
+
+It is strictly increasing, inside (0, 1), and, unlike the logistic function, its tails fall so slowly (as 1/x) that
+raw scores far from the training set's still differ in double precision.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tlp_service.versions.manifest import ScoreMap
+
+
+def fit_score_map(raw: npt.NDArray[np.floating]) -> ScoreMap:
+    """Return the map that puts the median at 1/2 and the quartiles near 1/3 and 2/3."""
+    low, center, high = np.quantile(np.asarray(raw, dtype=np.float64), [0.25, 0.5, 0.75])
+    scale = float(max(high - low, 1e-6))
+    return ScoreMap(function="softsign", center=float(center), scale=scale)
+
+
+def map_scores(raw: npt.NDArray[np.floating], score_map: ScoreMap) -> npt.NDArray[np.float64]:
+    """Return the served scores of raw ones; not finite where `raw` is not."""
+    x = (np.asarray(raw, dtype=np.float64) - score_map.center) / score_map.scale
+    return 0.5 * (1.0 + x / (1.0 + np.abs(x)))

@@ -1,0 +1,51 @@
+"""Losses over lists of candidates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-10
+
+
+def rank_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the LambdaRank loss that TLP was published with, summed over the lists.
+
+    Every pair of a list whose order the labels give adds ``-w log2 sigmoid(s_i - s_j)``, with the weight
+    ``w = |G_i - G_j| |1 / D(rank i) - 1 / D(rank j)|``: how much swapping the two would change the list's
+    NDCG, where ``G = (2^label - 1) / maxDCG`` and ``D(rank) = log2(1 + rank)``.
+    Sources: Burges, "From RankNet to LambdaRank to LambdaMART" (MSR-TR-2010-82); TLP (arXiv 2211.03578).
+
+    Parameters
+    ----------
+    scores : Tensor, shape (lists, candidates)
+        Raw scores.
+    labels : Tensor, shape (lists, candidates)
+        Best cost of the task over the candidate's cost, in (0, 1]; NaN where a list is padded. The
+        published code makes one list of a whole batch, over all tasks; one list a task ranks
+        only what a search compares.
+    """
+    is_real = torch.isfinite(labels)
+    scores, order = scores.masked_fill(~is_real, -torch.inf).sort(dim=-1, descending=True)
+    labels = labels.gather(-1, order)
+    is_real = is_real.gather(-1, order)
+    gains = torch.where(is_real, torch.pow(2.0, labels) - 1, 0.0)
+    discounts = torch.log2(torch.arange(2, scores.shape[-1] + 2, dtype=scores.dtype, device=scores.device))
+    ideal = (gains.sort(dim=-1, descending=True).values / discounts).sum(-1, keepdim=True).clamp(min=EPSILON)
+    gains = gains / ideal
+    weights = _differences(gains).abs() * _differences(1 / discounts).abs()
+    # NaN labels compare false, so pairs with padding drop out.
+    is_ordered = _differences(labels) > 0
+    scores = scores.masked_fill(~is_real, 0.0)
+    log_odds = torch.log2(torch.sigmoid(_differences(scores)).clamp(min=EPSILON))
+    return -(weights * log_odds).masked_fill(~is_ordered, 0.0).sum()
+
+
+def mse_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean squared error of the scores against the labels, padding (NaN) left out."""
+    is_real = torch.isfinite(labels)
+    return torch.mean((scores[is_real] - labels[is_real]) ** 2)
+
+
+def _differences(values: Tensor) -> Tensor:
+    return values.unsqueeze(-1) - values.unsqueeze(-2)

@@ -1,0 +1,79 @@
+"""Which platform a log's records were measured on.
+
+K80 and V100 logs carry the same target and hardware parameters, so a record alone cannot tell: the caller
+says it, by one name for all records or by a table (CSV) that maps folders to platforms.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tlp_client.records import Record
+from tlp_service.errors import BadSettings
+
+#: path of a log, a record of it -> platform name, or None to leave the record out
+PlatformOf = Callable[[Path, Record], "str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformRow:
+    """One line of the table: records under `folder` for which `condition` holds are of `platform`."""
+
+    folder: Path
+    condition: Callable[[Record], bool]
+    platform: str
+    may_ship_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformTable:
+    """Platforms by folder; a log outside every folder, or a record that fits no row, has none."""
+
+    rows: tuple[PlatformRow, ...]
+
+    @classmethod
+    def read(cls, path: Path, only_shippable: bool = False) -> PlatformTable:
+        """Read a CSV with columns ``folder, where, platform, may_ship_weights``; folders are relative to it.
+
+        Parameters
+        ----------
+        path : Path
+            The table.
+        only_shippable : bool
+            Keep only the rows whose ``may_ship_weights`` is ``yes``.
+        """
+        rows = []
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), start=2):
+                try:
+                    may_ship = row["may_ship_weights"] == "yes"
+                    folder = (path.parent / row["folder"]).resolve()
+                    entry = PlatformRow(folder, _condition(row["where"]), row["platform"], may_ship)
+                except (KeyError, ValueError) as error:
+                    raise BadSettings(f"{path}:{number}: {error}") from None
+                if may_ship or not only_shippable:
+                    rows.append(entry)
+        return cls(tuple(rows))
+
+    def __call__(self, path: Path, record: Record) -> str | None:
+        """Return the platform of a record, or None."""
+        for row in self.rows:
+            if path.resolve().is_relative_to(row.folder) and row.condition(record):
+                return row.platform
+        return None
+
+
+def _condition(where: str) -> Callable[[Record], bool]:
+    if not where:
+        return lambda record: True
+    if found := re.fullmatch(r"target has (\S+)", where):
+        text = found.group(1)
+        return lambda record: text in record.task.target
+    if found := re.fullmatch(r"hardware parameters start with (-?\d+)", where):
+        cores = int(found.group(1))
+        return lambda record: record.task.hardware is not None and record.task.hardware[0] == cores
+    raise ValueError(f"column 'where' holds {where!r}; known: 'target has X', 'hardware parameters start with N'")

@@ -1,0 +1,187 @@
+"""``tlp train``: from tuning logs to a model version."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlp_client.records import Record
+from tlp_client.tasks import PlatformKind, platform_kind
+from tlp_service.errors import BadRecords
+from tlp_service.evaluation.ranking import Ranking, random_ranking
+from tlp_service.features.published import PUBLISHED
+from tlp_service.models.export import export_onnx
+from tlp_service.scoring.score_map import fit_score_map
+from tlp_service.training.dataset import (
+    ImportReport,
+    TrainingSet,
+    build_sets,
+    log_files,
+    read_records,
+    split_by_workload,
+)
+from tlp_service.training.fit import FitSettings, fit, predict, rank_set
+from tlp_service.training.platforms import PlatformOf, PlatformTable
+from tlp_service.versions.manifest import (
+    SCHEMA,
+    Manifest,
+    Network,
+    sha256_of,
+    version_name,
+    write_version,
+)
+
+log = logging.getLogger(__name__)
+
+MODEL = "published"
+#: shares of the workloads held back for early stopping and for the figures of the model card
+HELD_BACK = (0.1, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainCommand:
+    """What ``tlp train`` was asked for.
+
+    Parameters
+    ----------
+    records : tuple of Path
+        Logs or folders of logs.
+    out : Path
+        Folder that gets the version.
+    platforms : PlatformTable or None
+        Platform of each record by folder.
+    platform : str or None
+        One platform for all records; without it and a table, ``cpu`` or ``gpu`` after the target.
+    kinds : tuple of str
+        Platform kinds to train a network for, where there are records.
+    device : str
+        Of torch.
+    fit : FitSettings
+        How to train.
+    """
+
+    records: tuple[Path, ...]
+    out: Path
+    platforms: PlatformTable | None = None
+    platform: str | None = None
+    kinds: tuple[PlatformKind, ...] = ("cpu", "gpu")
+    device: str = "cpu"
+    fit: FitSettings = FitSettings()
+
+
+def train(command: TrainCommand) -> Path:
+    """Train a network a platform kind, export and check them, and write the version.
+
+    Returns
+    -------
+    Path
+        Folder of the version.
+
+    Raises
+    ------
+    BadRecords
+        If no record can be trained on.
+    """
+    report = ImportReport()
+    features = {kind: PUBLISHED[kind] for kind in command.kinds}
+    records = read_records(log_files(command.records), _platform_of(command), report)
+    sets = build_sets(records, features, report)
+    for cause, count in sorted(report.counts.items()):
+        log.info("records %s: %d", cause, count)
+    if not sets:
+        raise BadRecords("no task with two or more valid records; " + _counts(report))
+    with tempfile.TemporaryDirectory() as scratch:
+        files = {f"{kind}.onnx": Path(scratch, f"{kind}.onnx") for kind in sets}
+        networks = [
+            _train_network(kind, training_set, command, files[f"{kind}.onnx"])
+            for kind, training_set in sets.items()
+        ]
+        manifest = Manifest(
+            schema=SCHEMA,
+            model=MODEL,
+            version=version_name(MODEL, [n.sha256 for n in networks]),
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            networks=networks,
+            training={"records": dict(report.counts), "settings": dataclasses.asdict(command.fit)},
+        )
+        return write_version(command.out, manifest, files)
+
+
+def _platform_of(command: TrainCommand) -> PlatformOf:
+    if command.platforms is not None:
+        return command.platforms
+
+    def by_target(path: Path, record: Record) -> str | None:
+        return command.platform or platform_kind(record.task.target)
+
+    return by_target
+
+
+def _train_network(kind: PlatformKind, whole: TrainingSet, command: TrainCommand, file: Path) -> Network:
+    parts = split_by_workload(whole, HELD_BACK, command.fit.seed)
+    train_set, validation, test = parts
+    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+        log.info("%s %s: %d tasks, %d candidates", kind, name, len(part.tasks), part.candidates)
+    fitted = fit(train_set, validation, command.fit, command.device, kind)
+    network = fitted.network.cpu()
+    metrics = {
+        "test": dataclasses.asdict(rank_set(network, test)),
+        "test_random": dataclasses.asdict(random_ranking(task.costs for task in test.tasks)),
+        "validation": dataclasses.asdict(fitted.validation),
+    }
+    _log_ranking(f"{kind}, unseen tasks, the model", metrics["test"])
+    _log_ranking(f"{kind}, unseen tasks, random   ", metrics["test_random"])
+    sample = _sample(train_set, 4096)
+    raw = predict(network, train_set.table, sample)
+    rows = train_set.table[sample[:2048]]
+    difference = export_onnx(network, rows, file)
+    log.info("%s: ONNX Runtime differs from torch by at most %.1e", kind, difference)
+    features = PUBLISHED[kind]
+    return Network(
+        platform_kind=kind,
+        file=file.name,
+        sha256=sha256_of(file),
+        features="published",
+        steps=features.steps,
+        row_width=features.width,
+        platforms=list(whole.platforms),
+        score_map=fit_score_map(raw),
+        trained_on={
+            name: {"tasks": len(part.tasks), "candidates": part.candidates}
+            for name, part in zip(("train", "validation", "test"), parts, strict=True)
+        }
+        | {"epoch": fitted.epoch},
+        metrics=metrics,
+    )
+
+
+def _sample(train_set: TrainingSet, count: int) -> npt.NDArray[np.int32]:
+    positions = np.concatenate([task.positions for task in train_set.tasks])
+    rows = np.random.default_rng(0).permutation(len(positions))[:count]
+    return positions[rows]
+
+
+def _log_ranking(title: str, figures: dict[str, Any]) -> None:
+    ranking = Ranking(**figures)
+    log.info(
+        "%s: top-1 %.3f pooled, %.3f mean over %d tasks; top-5 %.3f pooled, %.3f mean; pair accuracy %.3f",
+        title,
+        ranking.top1_pooled,
+        ranking.top1_mean,
+        ranking.tasks,
+        ranking.top5_pooled,
+        ranking.top5_mean,
+        ranking.pair_accuracy,
+    )
+
+
+def _counts(report: ImportReport) -> str:
+    return "; ".join(f"{cause}: {count}" for cause, count in sorted(report.counts.items())) or "no lines at all"

@@ -1,0 +1,172 @@
+"""The manifest of a model version: everything needed to score with it, and where it came from.
+
+A version is a folder with ``manifest.json`` and one ONNX file a platform kind. It is immutable; its name
+contains a hash of its networks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tlp_client.tasks import PlatformKind
+from tlp_service.errors import BadVersion
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fixed monotone function from raw scores to (0, 1), see `tlp_service.scoring.score_map`."""
+
+    function: Literal["softsign"]
+    center: float
+    scale: float
+
+
+class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ONNX file of a version: what it reads, what it was trained on, how well it ranks.
+
+    Parameters
+    ----------
+    platform_kind : {"cpu", "gpu"}
+        The kind of target whose candidates it scores.
+    file, sha256 : str
+        File beside the manifest, and its digest.
+    features : {"published"}
+        Which rows it reads; the vocabulary is fixed by this name and the platform kind.
+    steps, row_width : int
+        Shape of one candidate: rows, numbers a row.
+    platforms : list of str
+        Platforms it was trained on.
+    score_map : ScoreMap
+        From raw to served score.
+    trained_on : dict
+        Counts of tasks and candidates a part of the split.
+    metrics : dict
+        Ranking of the held-out tasks, beside that of random scores.
+    """
+
+    platform_kind: PlatformKind
+    file: str
+    sha256: str
+    features: Literal["published"]
+    steps: int
+    row_width: int
+    platforms: list[str]
+    score_map: ScoreMap
+    trained_on: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a version is.
+
+    Parameters
+    ----------
+    schema : int
+        Version of this document's form; `SCHEMA` is the one that this server reads.
+    model : str
+        The architecture's preset, e.g. ``published``.
+    version : str
+        ``<model>-<first 12 hex digits of a hash over the networks>``.
+    created : str
+        UTC time, ISO 8601.
+    networks : list of Network
+        One a platform kind.
+    training : dict
+        Command, sources and settings of the training.
+    """
+
+    schema: int
+    model: str
+    version: str
+    created: str
+    networks: list[Network]
+    training: dict[str, Any] = {}
+
+    def network(self, kind: PlatformKind) -> Network | None:
+        """Return the network that scores a platform kind, if there is one."""
+        return next((n for n in self.networks if n.platform_kind == kind), None)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a version folder and the digests of its files.
+
+    Raises
+    ------
+    BadVersion
+        If the folder, the manifest or a network is missing, damaged, or of another schema.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BadVersion(f"no model version at {folder}: {MANIFEST} is missing")
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise BadVersion(f"{path}: not JSON: {error}") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise BadVersion(f"{path}: manifest schema {schema!r}, this server reads {SCHEMA}")
+    try:
+        manifest = msgspec.convert(document, Manifest)
+    except msgspec.ValidationError as error:
+        raise BadVersion(f"{path}: {error}") from None
+    if not manifest.networks:
+        raise BadVersion(f"{path}: no networks")
+    for network in manifest.networks:
+        file = folder / network.file
+        if file.parent != folder or not file.is_file():
+            raise BadVersion(f"{path}: network {network.file!r} is missing")
+        if sha256_of(file) != network.sha256:
+            raise BadVersion(f"{file}: sha256 differs from the manifest's; the file is damaged")
+    return manifest
+
+
+def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> Path:
+    """Write a version as a new folder below `folder`, aside and then renamed, and return its path.
+
+    Parameters
+    ----------
+    files : dict
+        File name in the version -> file to copy.
+
+    Raises
+    ------
+    BadVersion
+        If this version exists already with other contents: versions are immutable.
+    """
+    target = folder / manifest.version
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{manifest.version}-", dir=folder))
+    try:
+        for name, source in files.items():
+            shutil.copyfile(source, aside / name)
+        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+        (aside / MANIFEST).write_bytes(encoded)
+        aside.chmod(0o755)
+        if target.exists():
+            if read_manifest(target).networks != manifest.networks:
+                raise BadVersion(f"{target} exists with other networks; a version is immutable")
+        else:
+            os.replace(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def version_name(model: str, digests: list[str]) -> str:
+    """Return the name of a version from the digests of its networks."""
+    joined = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+    return f"{model}-{joined[:12]}"
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hex digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
