@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 
 class TLPError(Exception):
     """Base of everything this package raises on purpose."""
@@ -79,3 +81,15 @@ class Refused(ServiceError):
     def is_transient(self) -> bool:
         """Whether the same request may succeed a little later."""
         return self.status in (429, 500, 502, 503, 504)
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 60
+
+
+def shown(value: object) -> str:
+    """Return a short form of a value for an error message, however large the value is."""
+    try:
+        return _repr.repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a very large integer"

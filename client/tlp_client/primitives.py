@@ -7,11 +7,11 @@ Source of the argument lists: ``WriteToRecord`` of each step in TVM 0.19's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
-from tlp_client.errors import InvalidPrimitive
+from tlp_client.errors import InvalidPrimitive, shown
 
-Argument = Union[int, str, tuple[int, ...]]
+Argument = int | str | tuple[int, ...]
 
 INT, INTS, TEXT = "an integer", "a list of integers", "a string"
 
@@ -71,13 +71,13 @@ def read_primitive(step: object) -> Primitive:
         If the step is not a list, its kind is unknown, or an argument is missing, spare or of a wrong type.
     """
     if not isinstance(step, Sequence) or isinstance(step, (str, bytes)) or not step:
-        raise InvalidPrimitive(f"a primitive is a list [kind, arguments…], not {_shown(step)}")
+        raise InvalidPrimitive(f"a primitive is a list [kind, arguments…], not {shown(step)}")
     kind, args = step[0], step[1:]
     if not isinstance(kind, str):
-        raise InvalidPrimitive(f"a primitive begins with its kind, not with {_shown(kind)}")
+        raise InvalidPrimitive(f"a primitive begins with its kind, not with {shown(kind)}")
     expected = ARGUMENTS.get(kind)
     if expected is None:
-        raise InvalidPrimitive(f"unknown primitive kind {_shown(kind)}; known: {' '.join(ARGUMENTS)}")
+        raise InvalidPrimitive(f"unknown primitive kind {shown(kind)}; known: {' '.join(ARGUMENTS)}")
     if len(args) != len(expected):
         raise InvalidPrimitive(f"{kind} takes {len(expected)} arguments, not {len(args)}")
     return Primitive(kind, tuple(_read_argument(kind, e, a) for e, a in zip(expected, args, strict=True)))
@@ -96,9 +96,4 @@ def _read_argument(kind: str, expected: tuple[str, str], arg: Any) -> Argument:
         and all(type(a) is int and INT_MIN <= a <= INT_MAX for a in arg)
     ):
         return tuple(arg)
-    raise InvalidPrimitive(f"argument '{name}' of {kind} is {type_} in 32 bits, not {_shown(arg)}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    raise InvalidPrimitive(f"argument '{name}' of {kind} is {type_} in 32 bits, not {shown(arg)}")

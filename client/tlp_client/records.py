@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from tlp_client.errors import InvalidInput, InvalidPrimitive, InvalidRecord
+from tlp_client.errors import InvalidInput, InvalidPrimitive, InvalidRecord, shown
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.tasks import Task, read_task
 
@@ -216,7 +216,7 @@ def _read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) -
         raise InvalidRecord("no 'r': a measure input without its result")
     version = document.get("v")
     if version not in VERSIONS:
-        raise InvalidRecord(f"record version {version!r} is not one of {', '.join(VERSIONS)}")
+        raise InvalidRecord(f"record version {shown(version)} is not one of {', '.join(VERSIONS)}")
     result = document["r"]
     if not isinstance(result, list) or len(result) != 4:
         raise InvalidRecord("'r' is a list of four elements: [costs, error number, all cost, timestamp]")
@@ -225,12 +225,12 @@ def _read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) -
         raise InvalidRecord("r[0], the costs, is a list of numbers in seconds")
     for position, cost in enumerate(costs):
         if type(cost) not in (float, int) or not _is_finite(cost):
-            raise InvalidRecord(f"r[0][{position}], a cost, is a finite number in seconds, not {cost!r:.40}")
+            raise InvalidRecord(f"r[0][{position}], a cost, is a finite number in seconds, not {shown(cost)}")
     if type(error_no) is not int or error_no not in ERRORS:
-        raise InvalidRecord(f"r[1], the error number, is an integer from 0 to 8, not {error_no!r:.40}")
+        raise InvalidRecord(f"r[1], the error number, is an integer from 0 to 8, not {shown(error_no)}")
     for name, value in (("r[2], the whole cost", all_cost), ("r[3], the timestamp", timestamp)):
         if type(value) not in (float, int) or not _is_finite(value):
-            raise InvalidRecord(f"{name}, is a finite number in seconds, not {value!r:.40}")
+            raise InvalidRecord(f"{name}, is a finite number in seconds, not {shown(value)}")
     return Record(task, primitives, tuple(costs), error_no, all_cost, timestamp, version)
 
 

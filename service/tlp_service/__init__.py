@@ -1,0 +1,1 @@
+"""The cost-model service: server, training, evaluation."""

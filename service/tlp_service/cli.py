@@ -15,7 +15,9 @@ from tlp_service.errors import ServiceFault
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors a user can mend are one line on stderr and exit status 2."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
     try:
         run = arguments.run
         status: int = run(arguments)
@@ -30,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="tlp", description="Cost-model prediction service for tensor-program tuning."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_serve(commands.add_parser("serve", help="start the server; settings are TLP_… variables, see README"))
+    _add_serve(
+        commands.add_parser("serve", help="start the server; settings are TLP_… variables, see README")
+    )
     _add_train(
         commands.add_parser(
             "train",
@@ -45,7 +49,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (TLP_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (TLP_PORT)")
     parser.add_argument("--model", type=Path, help="folder of the model version to serve (TLP_MODEL)")
-    parser.add_argument("--data-dir", type=Path, help="folder of the embedded measurement stream (TLP_DATA_DIR)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder of the embedded measurement stream (TLP_DATA_DIR)"
+    )
     parser.set_defaults(run=_serve)
 
 
@@ -62,7 +68,9 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--records", type=Path, nargs="+", required=True, help="tuning logs or folders of them")
     add("--out", type=Path, required=True, help="folder that gets the model version")
     add("--platforms", type=Path, help="CSV that maps folders to platforms")
-    add("--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes")
+    add(
+        "--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes"
+    )
     add("--platform", help="platform of all records, where there is no --platforms")
     add("--kinds", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"], help="platform kinds to train")
     add("--device", default="cpu", help="torch device")

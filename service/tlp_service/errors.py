@@ -7,13 +7,14 @@
     ├── BadVersion                    none: a model version that cannot be loaded or published
     ├── BadRecords                    none: nothing to train on
     └── ApiError                      the `status` of the class
-        ├── MalformedBody             400
+        ├── MalformedBody             400   (code malformed, content_type)
         ├── UnknownName               404   (code unknown_model, unknown_version, unknown_platform)
         ├── BodyTooLarge              413
-        ├── WrongContentType          415
         ├── InvalidBody               422
+        ├── QueueFull                 429   with Retry-After
         ├── ScoringFailed             500
-        └── NotReady                  503
+        ├── NotReady                  503
+        └── DeadlinePassed            504
 
 Every answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
 """
@@ -52,7 +53,7 @@ class ApiError(ServiceFault):
 
 
 class MalformedBody(ApiError):
-    """The body is not JSON, not gzip, or was cut."""
+    """The body is not JSON, not gzip, was cut, or is of a type that the route does not read."""
 
     status, code = 400, "malformed"
 
@@ -69,16 +70,16 @@ class BodyTooLarge(ApiError):
     status, code = 413, "too_large"
 
 
-class WrongContentType(ApiError):
-    """A body of a type that the route does not read."""
-
-    status, code = 415, "content_type"
-
-
 class InvalidBody(ApiError):
     """Well-formed JSON that breaks the wire format; names the candidate and the primitive."""
 
     status, code = 422, "invalid"
+
+
+class QueueFull(ApiError):
+    """More requests wait than may wait."""
+
+    status, code = 429, "queue_full"
 
 
 class ScoringFailed(ApiError):
@@ -91,3 +92,9 @@ class NotReady(ApiError):
     """Starting, draining, or the measurement stream cannot be reached."""
 
     status, code = 503, "not_ready"
+
+
+class DeadlinePassed(ApiError):
+    """The client's deadline passed before its request was scored."""
+
+    status, code = 504, "deadline_passed"

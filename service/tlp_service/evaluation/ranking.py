@@ -36,6 +36,11 @@ class Ranking:
     top5_mean: float
     pair_accuracy: float
 
+    @property
+    def quality(self) -> float:
+        """One figure to choose between epochs: the mean of top-1, top-5 and pair accuracy over tasks."""
+        return (self.top1_mean + self.top5_mean + self.pair_accuracy) / 3
+
 
 def rank_tasks(tasks: Iterable[tuple[Floats, Floats]]) -> Ranking:
     """Return the figures of scores, given (scores, costs in seconds) for each task."""

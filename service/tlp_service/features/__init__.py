@@ -1,0 +1,1 @@
+"""From primitives to the rows that networks read."""

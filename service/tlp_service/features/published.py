@@ -123,7 +123,9 @@ class PublishedFeatures:
             return _SCOPES[text]
         elif kind == "CHR" and text == "shared":
             return 1
-        raise InvalidPrimitive(f"the published {self.platform_kind} vocabulary has no code for {kind} '{text}'")
+        raise InvalidPrimitive(
+            f"the published {self.platform_kind} vocabulary has no code for {kind} '{text}'"
+        )
 
 
 PUBLISHED: dict[PlatformKind, PublishedFeatures] = {

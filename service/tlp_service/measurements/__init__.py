@@ -1,0 +1,1 @@
+"""Measured records on their way into the store."""

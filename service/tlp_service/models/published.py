@@ -7,6 +7,8 @@ Padding rows take part like any other, as published.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -80,7 +82,7 @@ class PublishedNetwork(nn.Module):
         positions : Tensor of int, shape (candidates, steps)
             Which row of the table stands at each step.
         """
-        used, places = positions.unique(return_inverse=True)
+        used, places = torch.unique(positions, return_inverse=True)
         return self.score(self.encoder(table[used])[places])
 
     def score(self, encoded: Tensor) -> Tensor:
@@ -93,6 +95,6 @@ class PublishedNetwork(nn.Module):
 
 def _relu_chain(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for wide_in, wide_out in zip(widths, widths[1:], strict=False):
+    for wide_in, wide_out in pairwise(widths):
         layers += [nn.Linear(wide_in, wide_out), nn.ReLU()]
     return nn.Sequential(*layers)

@@ -1,0 +1,1 @@
+"""From tuning logs to a model version."""

@@ -40,7 +40,7 @@ class TrainingTask:
     @property
     def labels(self) -> npt.NDArray[np.float32]:
         """Best cost of the task over each candidate's, in (0, 1] (TLP, section 4.4)."""
-        return (self.costs.min() / self.costs).astype(np.float32)
+        return np.asarray(self.costs.min() / self.costs, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def build_sets(
         if kind in builders:
             builders[kind].add(platform, record)
         else:
-            report.counts["left out: target of no platform kind"] += 1
+            report.counts["left out: target of another platform kind"] += 1
     sets = {}
     for kind, builder in builders.items():
         built = builder.build(report, min_candidates)

@@ -76,4 +76,6 @@ def _condition(where: str) -> Callable[[Record], bool]:
     if found := re.fullmatch(r"hardware parameters start with (-?\d+)", where):
         cores = int(found.group(1))
         return lambda record: record.task.hardware is not None and record.task.hardware[0] == cores
-    raise ValueError(f"column 'where' holds {where!r}; known: 'target has X', 'hardware parameters start with N'")
+    raise ValueError(
+        f"column 'where' holds {where!r}; known: 'target has X', 'hardware parameters start with N'"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tlp_service.training.dataset import (
     read_records,
     split_by_workload,
 )
-from tlp_service.training.fit import FitSettings, fit, predict, rank_set
+from tlp_service.training.fit import FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.platforms import PlatformOf, PlatformTable
 from tlp_service.versions.manifest import (
     SCHEMA,
@@ -74,7 +74,7 @@ class TrainCommand:
     platform: str | None = None
     kinds: tuple[PlatformKind, ...] = ("cpu", "gpu")
     device: str = "cpu"
-    fit: FitSettings = FitSettings()
+    fit: FitSettings = field(default_factory=FitSettings)
 
 
 def train(command: TrainCommand) -> Path:
@@ -134,7 +134,7 @@ def _train_network(kind: PlatformKind, whole: TrainingSet, command: TrainCommand
     network = fitted.network.cpu()
     metrics = {
         "test": dataclasses.asdict(rank_set(network, test)),
-        "test_random": dataclasses.asdict(random_ranking(task.costs for task in test.tasks)),
+        "test_random": dataclasses.asdict(random_ranking(task.costs for task in ranked_tasks(test))),
         "validation": dataclasses.asdict(fitted.validation),
     }
     _log_ranking(f"{kind}, unseen tasks, the model", metrics["test"])
@@ -184,4 +184,6 @@ def _log_ranking(title: str, figures: dict[str, Any]) -> None:
 
 
 def _counts(report: ImportReport) -> str:
-    return "; ".join(f"{cause}: {count}" for cause, count in sorted(report.counts.items())) or "no lines at all"
+    return (
+        "; ".join(f"{cause}: {count}" for cause, count in sorted(report.counts.items())) or "no lines at all"
+    )

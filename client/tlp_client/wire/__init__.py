@@ -1,0 +1,26 @@
+r"""The JSON that client and server exchange, format 1.
+
+A predict request holds each distinct primitive once and the candidates as lists of indices into them
+(2,048 Ansor candidates: some 100 kB instead of 950 kB)::
+
+    {"format": 1,
+     "task": {"workload_key": "[\"matmul\", 256]", "target": "llvm", "platform": "epyc-9004-2c"},
+     "version": null, "on_invalid": "report",
+     "primitives": [["CI", 1], ["SP", 2, 0, 256, [16, 4, 1], 1]],
+     "candidates": [[0, 1], [1]]}
+
+Without ``primitives`` the candidates are lists of primitives themselves. ``platform``, ``version`` and
+``on_invalid`` may be left out. The answer is
+``{"format": 1, "model": …, "version": …, "scores": [0.7, null], "errors": [{"candidate": 1, "error": …}]}``:
+higher is faster, comparable only within one task and one version.
+
+A measurement request holds records with ids that the client made, and who measured them::
+
+    {"format": 1, "worker": "host-7", "platform": "epyc-9004-2c", "version": "published-0123456789ab",
+     "on_invalid": "report", "records": [{"id": "3f2a…-1", "record": {"i": …, "r": …, "v": "v0.6"}}]}
+
+and its answer is ``{"format": 1, "accepted": 1, "duplicates": 0, "rejected": []}``.
+
+With ``"on_invalid": "reject"`` (the default) one bad candidate or record refuses the request with 422;
+with ``"report"`` it is answered by itself and the others are kept.
+"""

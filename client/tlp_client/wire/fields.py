@@ -1,0 +1,79 @@
+"""Readers of single fields, shared by both kinds of message."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tlp_client.errors import BadAnswer, InvalidRequest, shown
+
+FORMAT = 1
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
+
+
+def read_name(value: object, where: str) -> str | None:
+    """Return a name (platform, version, worker, id) or None.
+
+    Raises
+    ------
+    InvalidRequest
+        If it is not a string of 1 to 128 letters, digits and ``._:+-`` that begins with a letter or digit.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidRequest(f"{where}: 1 to 128 letters, digits and ._:+- are a name, not {shown(value)}")
+    return value
+
+
+def read_head(document: object, allowed: tuple[str, ...]) -> dict[str, Any]:
+    """Return the body of a request of this wire format."""
+    fields = read_object(document, "the body", allowed)
+    if fields.get("format") != FORMAT or type(fields["format"]) is not int:
+        raise InvalidRequest(f"format: this is wire format {FORMAT}, not {shown(fields.get('format'))}")
+    return fields
+
+
+def read_on_invalid(fields: dict[str, Any]) -> bool:
+    """Return whether invalid parts are reported by themselves; the default is that one refuses all."""
+    choice = fields.get("on_invalid", "reject")
+    if choice not in ("reject", "report"):
+        raise InvalidRequest(f"on_invalid: 'reject' or 'report', not {shown(choice)}")
+    return bool(choice == "report")
+
+
+def read_object(value: object, where: str, allowed: tuple[str, ...]) -> dict[str, Any]:
+    """Return a JSON object that has no other than the allowed fields."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{where}: a JSON object is needed, not {shown(value)}")
+    unknown = [key for key in value if key not in allowed]
+    if unknown:
+        raise InvalidRequest(f"{where}: unknown field {shown(unknown[0])}; known: {', '.join(allowed)}")
+    return value
+
+
+def read_text(value: object, where: str) -> str:
+    """Return a string that is not blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(f"{where}: a string that is not empty is needed, not {shown(value)}")
+    return value
+
+
+def decode_answer(body: bytes) -> dict[str, Any]:
+    """Return the object that the service answered with; `BadAnswer` where it is none of this format."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer(f"the answer is not JSON: {error}") from None
+    if not isinstance(answer, dict) or answer.get("format") != FORMAT:
+        raise BadAnswer(f"the answer is not of wire format {FORMAT}")
+    return answer
+
+
+def read_errors(errors: object, key: str) -> dict[int, str]:
+    """Return position -> error of an answer's list of errors."""
+    if not isinstance(errors, list):
+        return {}
+    return {e[key]: str(e.get("error")) for e in errors if isinstance(e, dict) and type(e.get(key)) is int}

@@ -1,0 +1,232 @@
+"""The predict message: distinct primitives and candidates in, scores out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, shown
+from tlp_client.primitives import Primitive, read_primitive
+from tlp_client.tasks import Task
+from tlp_client.wire.fields import (
+    FORMAT,
+    decode_answer,
+    read_errors,
+    read_head,
+    read_name,
+    read_object,
+    read_on_invalid,
+    read_text,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """Candidates of one task, to be scored.
+
+    Parameters
+    ----------
+    workload_key, target : str
+        The task, as TVM writes both.
+    platform : str or None
+        Hardware the candidates are for; None leaves it to the target.
+    version : str or None
+        Model version to score with; None for the one that is served.
+    report_invalid : bool
+        Whether an invalid candidate gets an error of its own instead of refusing the request.
+    primitives : list of Primitive
+        The distinct primitives.
+    indices : ndarray of int64, shape (sum of lengths,)
+        Primitives of all candidates, one candidate after the other.
+    lengths : ndarray of int64, shape (candidates,)
+        Primitives of each candidate; 0 for an invalid one.
+    errors : dict
+        Position of an invalid candidate -> what is wrong with it.
+    """
+
+    workload_key: str
+    target: str
+    platform: str | None
+    version: str | None
+    report_invalid: bool
+    primitives: list[Primitive]
+    indices: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictAnswer:
+    """Scores in the order of the candidates; None where a candidate is invalid."""
+
+    model: str
+    version: str
+    scores: list[float | None]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+def encode_predict(
+    task: Task,
+    primitives: Sequence[str],
+    candidates: Sequence[Sequence[int]],
+    *,
+    platform: str | None = None,
+    version: str | None = None,
+) -> bytes:
+    """Return the body of a predict request.
+
+    Parameters
+    ----------
+    primitives : sequence of str
+        The distinct primitives as JSON text, as they stand in a record.
+    candidates : sequence of sequences of int
+        Indices into `primitives`.
+    """
+    head: dict[str, Any] = {
+        "format": FORMAT,
+        "task": {"workload_key": task.workload_key, "target": task.target, "platform": platform},
+        "version": version,
+        "on_invalid": "report",
+    }
+    indices = json.dumps(candidates, separators=(",", ":"))
+    body = f'{json.dumps(head)[:-1]}, "primitives": [{",".join(primitives)}], "candidates": {indices}}}'
+    return body.encode()
+
+
+def decode_predict_answer(body: bytes, candidates: int) -> PredictAnswer:
+    """Check and return the answer to a predict request of `candidates` candidates.
+
+    Raises
+    ------
+    BadAnswer
+        If it is not one score, finite or null, for each candidate.
+    """
+    answer = decode_answer(body)
+    scores = answer.get("scores")
+    if not isinstance(scores, list) or len(scores) != candidates:
+        found = len(scores) if isinstance(scores, list) else "no"
+        raise BadAnswer(f"asked for {candidates} scores, the answer has {found}")
+    for position, score in enumerate(scores):
+        if score is not None and not (type(score) in (float, int) and math.isfinite(score)):
+            raise BadAnswer(f"scores[{position}] is {shown(score)}, not a finite number")
+    model, version = answer.get("model"), answer.get("version")
+    if not isinstance(model, str) or not isinstance(version, str):
+        raise BadAnswer("the answer does not name model and version")
+    return PredictAnswer(model, version, scores, read_errors(answer.get("errors"), "candidate"))
+
+
+def read_predict(document: object) -> PredictRequest:
+    """Check a predict request that a JSON parser has read.
+
+    Raises
+    ------
+    InvalidRequest
+        If it breaks the wire format. The message names the place, as in
+        ``candidates[3], primitive 7: unknown primitive kind 'PPT'``.
+    """
+    fields = read_head(document, ("format", "task", "version", "on_invalid", "primitives", "candidates"))
+    task = read_object(fields.get("task"), "task", ("workload_key", "target", "platform", "hardware"))
+    workload_key = read_text(task.get("workload_key"), "task.workload_key")
+    target = read_text(task.get("target"), "task.target")
+    candidates = fields.get("candidates")
+    if not isinstance(candidates, list) or not candidates:
+        raise InvalidRequest("candidates: a list of one or more candidates is needed")
+    report = read_on_invalid(fields)
+    if fields.get("primitives") is not None:
+        primitives, indices, lengths, errors = _read_indexed(fields["primitives"], candidates)
+    else:
+        primitives, indices, lengths, errors = _read_nested(candidates)
+    if errors and not report:
+        raise InvalidRequest(next(iter(errors.values())))
+    return PredictRequest(
+        workload_key=workload_key,
+        target=target,
+        platform=read_name(task.get("platform"), "task.platform"),
+        version=read_name(fields.get("version"), "version"),
+        report_invalid=report,
+        primitives=primitives,
+        indices=indices,
+        lengths=lengths,
+        errors=errors,
+    )
+
+
+_Candidates = tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]
+
+#: stands in for an invalid primitive, which no candidate that is scored refers to
+_PLACEHOLDER = Primitive("CI", (0,))
+
+
+def _read_indexed(steps: object, candidates: list[Any]) -> _Candidates:
+    if not isinstance(steps, list):
+        raise InvalidRequest("primitives: a list of primitives is needed")
+    primitives, broken = [], {}
+    for position, step in enumerate(steps):
+        try:
+            primitives.append(read_primitive(step))
+        except InvalidPrimitive as error:
+            primitives.append(_PLACEHOLDER)
+            broken[position] = str(error)
+    try:
+        flat = list(chain.from_iterable(candidates))
+        is_integers = set(map(type, candidates)) == {list} and set(map(type, flat)) <= {int}
+    except TypeError:
+        is_integers = False
+    if is_integers and (not flat or (min(flat) >= 0 and max(flat) < len(primitives))) and not broken:
+        lengths = np.fromiter(map(len, candidates), dtype=np.int64, count=len(candidates))
+        return primitives, np.array(flat, dtype=np.int64), lengths, {}
+    # Something is wrong somewhere: look at each candidate by itself.
+    good: list[list[int]] = []
+    errors: dict[int, str] = {}
+    for position, candidate in enumerate(candidates):
+        fault = _index_fault(candidate, len(primitives), broken)
+        if fault is not None:
+            errors[position] = f"candidates[{position}]{fault}"
+        good.append([] if fault is not None else candidate)
+    return primitives, *_flatten(good), errors
+
+
+def _index_fault(candidate: object, count: int, broken: dict[int, str]) -> str | None:
+    if not isinstance(candidate, list):
+        return f": a candidate is a list of primitive indices, not {shown(candidate)}"
+    for position, index in enumerate(candidate):
+        if type(index) is not int:
+            return f", primitive {position}: an index into 'primitives' is an integer, not {shown(index)}"
+        if not 0 <= index < count:
+            return f", primitive {position}: index {index:d} is out of range, there are {count} primitives"
+        if index in broken:
+            return f", primitive {position} (primitives[{index}]): {broken[index]}"
+    return None
+
+
+def _read_nested(candidates: list[Any]) -> _Candidates:
+    known: dict[Primitive, int] = {}
+    good: list[list[int]] = []
+    errors: dict[int, str] = {}
+    for position, candidate in enumerate(candidates):
+        indices: list[int] = []
+        try:
+            if not isinstance(candidate, list):
+                raise InvalidPrimitive(f": a candidate is a list of primitives, not {shown(candidate)}")
+            for place, step in enumerate(candidate):
+                try:
+                    indices.append(known.setdefault(read_primitive(step), len(known)))
+                except InvalidPrimitive as error:
+                    raise InvalidPrimitive(f", primitive {place}: {error}") from None
+        except InvalidPrimitive as error:
+            errors[position] = f"candidates[{position}]{error}"
+            indices = []
+        good.append(indices)
+    return list(known), *_flatten(good), errors
+
+
+def _flatten(candidates: list[list[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    flat = np.array(list(chain.from_iterable(candidates)), dtype=np.int64)
+    return flat, np.array(list(map(len, candidates)), dtype=np.int64)

@@ -1,0 +1,119 @@
+"""The FastAPI application."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tlp_client import __version__
+from tlp_service.api import documents, measurements, predict, status
+from tlp_service.api.service import Service
+from tlp_service.errors import ApiError
+from tlp_service.measurements.stream import MeasurementStream
+from tlp_service.monitoring import Metrics
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.settings import Settings
+
+
+def create_app(settings: Settings, scorer: Scorer, redis_url: str) -> FastAPI:
+    """Return the application for a loaded version and a measurement stream."""
+    metrics = Metrics()
+    metrics.model.labels(scorer.manifest.model, scorer.manifest.version).set(1)
+    metrics.provider.labels(scorer.provider).set(1)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        stream = MeasurementStream(redis_url, settings.measurement_id_days)
+        app.state.service = Service(settings, scorer, stream, metrics)
+        try:
+            yield
+        finally:
+            del app.state.service
+            await stream.close()
+
+    app = FastAPI(title="TLP cost-model service", version=__version__, lifespan=lifespan)
+    app.state.metrics = metrics
+    for module in (predict, measurements, status):
+        app.include_router(module.router)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_unexpected)
+    app.add_middleware(RequestMetrics, metrics=metrics)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _error(status_code: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode({"error": message, "code": code})
+    return Response(body, status_code, headers, media_type="application/json")
+
+
+def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    return _error(error.status, str(error), error.code, headers)
+
+
+def _answer_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(
+        error.status_code,
+        f"{request.method} {request.url.path}: {error.detail}",
+        "http",
+        dict(error.headers or {}),
+    )
+
+
+def _answer_unexpected(request: Request, error: Exception) -> Response:
+    # Starlette logs the traceback; the caller gets no inner detail.
+    return _error(
+        500, f"{request.method} {request.url.path}: an unexpected error, see the server's log", "internal"
+    )
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for model in documents.REFERENCED:
+            found = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            found.pop("$defs", None)
+            schema["components"]["schemas"].setdefault(model.__name__, found)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+class RequestMetrics:
+    """Counts and times requests. Plain ASGI: BaseHTTPMiddleware costs 0.3 ms and hides disconnects."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; label it by its route, never by the path that a caller made up."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status_code = 500
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status_code
+            if message["type"] == "http.response.start":
+                status_code = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, status_code).inc()
+            self._metrics.seconds.labels(route).observe(time.perf_counter() - started)

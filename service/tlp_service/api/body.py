@@ -1,0 +1,122 @@
+"""Request bodies: bounded, decompressed, decoded; each fault with its status."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from tlp_service.errors import BodyTooLarge, InvalidBody, MalformedBody
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+#: A body over the limit is read on to its end up to here, so that a client that sends before it listens
+#: gets its 413 instead of a reset connection.
+_DRAINED_BYTES = 512 << 20
+
+
+def content_type(request: Request, accepted: Sequence[str]) -> str:
+    """Return the media type of the body.
+
+    Raises
+    ------
+    MalformedBody
+        If the route does not read that type.
+    """
+    stated = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if stated not in accepted:
+        raise MalformedBody(
+            f"Content-Type: this route reads {' or '.join(accepted)}, not {stated[:60]!r}",
+            code="content_type",
+        )
+    return stated
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the whole body, decompressed.
+
+    Raises
+    ------
+    BodyTooLarge
+        If it is larger than `limit` bytes as sent or as decompressed.
+    MalformedBody
+        If the encoding is unknown, the gzip stream is damaged, or the body was cut.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        raise MalformedBody(f"Content-Encoding: gzip or identity, not {encoding[:60]!r}")
+    inflate = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    parts: list[bytes] = []
+    size = received = 0
+    too_large = False
+    try:
+        async for chunk in request.stream():
+            received += len(chunk)
+            if too_large:
+                if received > _DRAINED_BYTES:
+                    break
+                continue
+            part = chunk if inflate is None else _inflate(inflate, chunk, limit + 1 - size)
+            size += len(part)
+            parts.append(part)
+            too_large = size > limit or received > limit
+            if too_large:
+                parts.clear()
+    except ClientDisconnect:
+        raise MalformedBody("the connection closed before the body was whole") from None
+    if too_large:
+        raise BodyTooLarge(f"body: larger than the {limit} bytes that one request may hold")
+    if inflate is not None and not inflate.eof:
+        raise MalformedBody("body: the gzip stream is cut")
+    return b"".join(parts)
+
+
+def _inflate(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:
+    try:
+        return inflate.decompress(chunk, max(1, room))
+    except zlib.error as error:
+        raise MalformedBody(f"body: not gzip: {error}") from None
+
+
+def decode_json(body: bytes) -> Any:
+    """Return what a JSON body holds.
+
+    ``NaN``, ``Infinity`` and ``1e400``, which are no JSON but which many writers produce, decode to floats, so that
+    the reader of the field can say where they stand.
+
+    Raises
+    ------
+    MalformedBody
+        If the body is not JSON; names the place.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as strict:
+        # The slower parser of the standard library knows NaN, and gives a line and column.
+        try:
+            return json.loads(body)
+        except UnicodeDecodeError as error:
+            raise MalformedBody(f"body: not UTF-8 at byte {error.start}") from None
+        except json.JSONDecodeError as error:
+            raise MalformedBody(f"body: not JSON: {error}") from None
+        except (ValueError, RecursionError):
+            raise MalformedBody(f"body: not JSON: {strict}") from None
+    except RecursionError:
+        raise MalformedBody("body: not JSON that can be read: nested too deeply") from None
+
+
+def check_count(document: Any, field: str, limit: int) -> None:
+    """Raise `BodyTooLarge` where a list of the body holds more than `limit` elements."""
+    elements = document.get(field) if isinstance(document, dict) else None
+    if isinstance(elements, list) and len(elements) > limit:
+        raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")
+
+
+def invalid(error: Exception) -> InvalidBody:
+    """Return a reader's fault as an answer."""
+    return InvalidBody(str(error))

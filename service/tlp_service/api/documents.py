@@ -1,0 +1,193 @@
+"""What the OpenAPI document says of the routes: bodies, answers, examples.
+
+The hot routes read raw bytes, so these models only describe; a test holds them against the wire format's golden files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Primitive = list[int | str | list[int]]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class TaskDocument(_Document):
+    """The task of the candidates."""
+
+    workload_key: str = Field(description="As TVM writes it.")
+    target: str = Field(description="TVM's target text.")
+    platform: str | None = Field(None, description="Hardware; without it the target decides.")
+
+
+class PredictDocument(_Document):
+    """Candidates of one task: index lists into `primitives`, or lists of primitives without it."""
+
+    format: int = Field(1, description="Version of the wire format.")
+    task: TaskDocument
+    version: str | None = Field(None, description="Model version to score with.")
+    on_invalid: str = Field("reject", description="'reject' or 'report': what an invalid candidate does.")
+    primitives: list[Primitive] | None = Field(None, description="The distinct primitives.")
+    candidates: list[list[int]] | list[list[Primitive]]
+
+
+class CandidateError(_Document):
+    """Why a candidate has no score."""
+
+    candidate: int
+    error: str
+    line: int | None = None
+
+
+class ScoresDocument(_Document):
+    """One score a candidate, in order; null for an invalid one. Higher is faster."""
+
+    format: int
+    model: str
+    version: str
+    scores: list[float | None]
+    errors: list[CandidateError]
+    lines: list[int] | None = None
+
+
+class MeasuredDocument(_Document):
+    """A record, as it stands on a line of a tuning log, under the client's id."""
+
+    id: str
+    record: dict[str, Any]
+
+
+class MeasurementsDocument(_Document):
+    """Measured records, and who measured them."""
+
+    format: int = Field(1, description="Version of the wire format.")
+    worker: str
+    platform: str | None = Field(None, description="Hardware; without it the kind of the target.")
+    version: str | None = Field(None, description="Model version that the search used.")
+    on_invalid: str = Field("reject", description="'reject' or 'report': what an invalid record does.")
+    records: list[MeasuredDocument]
+
+
+class RecordError(_Document):
+    """Why a record was refused."""
+
+    record: int
+    error: str
+
+
+class KeptDocument(_Document):
+    """What became of the records."""
+
+    format: int
+    accepted: int
+    duplicates: int
+    rejected: list[RecordError]
+
+
+class ErrorDocument(_Document):
+    """Every answer other than 200."""
+
+    error: str = Field(description="What is wrong, and where.")
+    code: str = Field(description="For programs, e.g. unknown_platform.")
+
+
+_TASK = {"workload_key": '["matmul", 256, 256, 256]', "target": "llvm -keys=cpu -mcpu=core-avx2"}
+_STEPS = [["CI", 1], ["SP", 2, 0, 256, [16, 4, 1], 1], ["SP", 2, 0, 256, [4, 4, 8], 1], ["AN", 2, 3, 2]]
+
+PREDICT_EXAMPLES = {
+    "distinct primitives": {
+        "format": 1,
+        "task": _TASK,
+        "primitives": _STEPS,
+        "candidates": [[0, 1, 3], [0, 2, 3], [0, 2]],
+    },
+    "nested": {"format": 1, "task": _TASK, "candidates": [[_STEPS[0], _STEPS[1]], [_STEPS[0], _STEPS[2]]]},
+}
+
+MEASUREMENT_EXAMPLES = {
+    "one record": {
+        "format": 1,
+        "worker": "host-7",
+        "platform": "epyc-9004-2c",
+        "records": [
+            {
+                "id": "host-7-1",
+                "record": {
+                    "i": [
+                        [_TASK["workload_key"], _TASK["target"], [2, 64, 64, 0, 0, 0, 0, 0], "", 2, []],
+                        [[], _STEPS],
+                    ],
+                    "r": [[0.00103, 0.00101], 0, 0.52, 1795959921],
+                    "v": "v0.6",
+                },
+            }
+        ],
+    }
+}
+
+
+def _body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": schema,
+                    "examples": {name: {"value": value} for name, value in examples.items()},
+                },
+                "application/x-ndjson": {
+                    "schema": {"type": "string", "description": "A tuning log: one record a line."}
+                },
+            },
+        }
+    }
+
+
+def _query(*parameters: tuple[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "string"}}
+        for name, text in parameters
+    ]
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorDocument} for status in statuses}
+
+
+_PLATFORM = ("platform", "Hardware of all records of a tuning log.")
+_VERSION = ("version", "Model version, for a tuning log.")
+_WORKER = ("worker", "Who measured a tuning log.")
+
+PREDICT: dict[str, Any] = {
+    "responses": {200: {"model": ScoresDocument}, **_errors(400, 404, 413, 422, 429, 500, 503, 504)},
+    "openapi_extra": {
+        **_body(PredictDocument, PREDICT_EXAMPLES),
+        "parameters": [
+            *_query(_PLATFORM, _VERSION),
+            {
+                "name": "tlp-deadline-s",
+                "in": "header",
+                "required": False,
+                "description": "Seconds the client will wait.",
+                "schema": {"type": "number"},
+            },
+        ],
+    },
+}
+MEASUREMENTS: dict[str, Any] = {
+    "responses": {200: {"model": KeptDocument}, **_errors(400, 413, 422, 503)},
+    "openapi_extra": {
+        **_body(MeasurementsDocument, MEASUREMENT_EXAMPLES),
+        "parameters": _query(_WORKER, _PLATFORM, _VERSION),
+    },
+}
+READY: dict[str, Any] = {"responses": _errors(503)}
+
+#: models that the bodies above refer to by name
+REFERENCED: tuple[type[BaseModel], ...] = (TaskDocument, MeasuredDocument)

@@ -1,0 +1,135 @@
+"""``POST /v1/predict``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request, Response
+
+from tlp_client.errors import InvalidRequest
+from tlp_client.records import RefusedLine
+from tlp_client.wire.fields import FORMAT, read_name
+from tlp_client.wire.predict import read_predict
+from tlp_service.api import documents
+from tlp_service.api.body import JSON, NDJSON, check_count, content_type, decode_json, invalid, read_body
+from tlp_service.api.service import Service
+from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
+from tlp_service.errors import ApiError, InvalidBody, UnknownName
+from tlp_service.scoring.scorer import Scored
+
+router = APIRouter()
+
+#: seconds the client will wait, so that nothing is computed for nobody
+DEADLINE_HEADER = "tlp-deadline-s"
+
+
+@router.post("/v1/predict", **documents.PREDICT)
+async def predict(request: Request) -> Response:
+    """Score candidate schedules of one task; higher is faster.
+
+    Scores are comparable only within one task and one model version. A body of type ``application/x-ndjson`` is a tuning
+    log: one score a record, each record under its own task; state the platform as a query parameter.
+    """
+    service: Service = request.app.state.service
+    kind = content_type(request, (JSON, NDJSON))
+    deadline_s = _deadline(request)
+    body = await read_body(request, service.settings.max_body)
+    work = _score_log if kind == NDJSON else _score_request
+    query = dict(request.query_params)
+    answer = await service.queue.run(lambda: work(service, body, query), deadline_s)
+    return Response(answer, media_type=JSON)
+
+
+def _deadline(request: Request) -> float | None:
+    text = request.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidBody(f"header {DEADLINE_HEADER}: seconds, a positive number, not {text[:40]!r}")
+    return seconds
+
+
+def _score_request(service: Service, body: bytes, query: dict[str, str]) -> bytes:
+    document = decode_json(body)
+    check_count(document, "candidates", service.settings.max_candidates)
+    check_count(document, "primitives", service.settings.max_candidates)
+    try:
+        request = read_predict(document)
+    except InvalidRequest as error:
+        raise invalid(error) from None
+    _check_version(service, request.version)
+    scored = service.scorer.score(request)
+    _count(service, scored)
+    errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
+    return _answer(service, scored.scores, errors)
+
+
+def _score_log(service: Service, body: bytes, query: dict[str, str]) -> bytes:
+    lines = read_log(body, service.settings.max_candidates)
+    try:
+        platform = read_name(query.get("platform"), "query parameter platform")
+        version = read_name(query.get("version"), "query parameter version")
+    except InvalidRequest as error:
+        raise invalid(error) from None
+    _check_version(service, version)
+    scores = np.full(len(lines.outcomes), np.nan)
+    errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
+    for request, positions in predict_requests(lines, platform, version):
+        try:
+            scored = service.scorer.score(request)
+        except ApiError as error:
+            if platform is not None:
+                raise
+            # The target of this task does not decide the network; that of another may.
+            errors.update(dict.fromkeys(positions, str(error)))
+            continue
+        _count(service, scored)
+        scores[positions] = scored.scores
+        errors.update({positions[p]: message for p, message in scored.errors.items()})
+    return _answer(service, scores, _line_errors(lines, errors), lines=lines.numbers)
+
+
+def _line_errors(lines: LogLines, errors: dict[int, str]) -> list[dict[str, Any]]:
+    return [
+        {"candidate": position, "line": lines.numbers[position], "error": message}
+        for position, message in sorted(errors.items())
+    ]
+
+
+def _check_version(service: Service, version: str | None) -> None:
+    served = service.scorer.manifest.version
+    if version is not None and version != served:
+        raise UnknownName(f"version: {version!r} is not loaded; {served!r} is", code="unknown_version")
+
+
+def _count(service: Service, scored: Scored) -> None:
+    metrics = service.metrics
+    metrics.candidates.labels(scored.platform_kind, service.scorer.manifest.version).inc(
+        len(scored.scores) - len(scored.errors)
+    )
+    metrics.invalid.inc(len(scored.errors))
+    metrics.truncated.inc(scored.truncated)
+
+
+def _answer(
+    service: Service, scores: npt.NDArray[np.float64], errors: list[dict[str, Any]], **more: object
+) -> bytes:
+    manifest = service.scorer.manifest
+    return msgspec.json.encode(
+        {
+            "format": FORMAT,
+            "model": manifest.model,
+            "version": manifest.version,
+            "scores": scores.tolist(),  # NaN, the score of an invalid candidate, is written as null
+            "errors": errors,
+            **more,
+        }
+    )

@@ -1,0 +1,74 @@
+"""``GET /v1/models``, ``/health/…`` and ``/metrics``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from tlp_service.api import documents
+from tlp_service.api.service import Service
+from tlp_service.errors import NotReady
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """List the loaded model versions, what each was trained on, and how well it ranks."""
+    service: Service = request.app.state.service
+    manifest = service.scorer.manifest
+    networks = [
+        {
+            "platform_kind": n.platform_kind,
+            "platforms": n.platforms,
+            "features": n.features,
+            "steps": n.steps,
+            "trained_on": n.trained_on,
+            "metrics": n.metrics,
+        }
+        for n in manifest.networks
+    ]
+    version = {
+        "model": manifest.model,
+        "version": manifest.version,
+        "created": manifest.created,
+        "serving": True,
+        "provider": service.scorer.provider,
+        "networks": networks,
+    }
+    return {"models": [version]}
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """Answer while the process runs."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready", **documents.READY)
+async def ready(request: Request) -> dict[str, str]:
+    """Answer 200 when a version is loaded and the measurement stream can be reached, else 503."""
+    service: Service | None = getattr(request.app.state, "service", None)
+    if service is None:
+        raise NotReady("the server is starting", retry_after=1)
+    await service.stream.check()
+    return {
+        "status": "ready",
+        "model": service.scorer.manifest.model,
+        "version": service.scorer.manifest.version,
+        "provider": service.scorer.provider,
+    }
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return the metrics in Prometheus' text format."""
+    service: Service = request.app.state.service
+    service.metrics.waiting.set(service.queue.waiting)
+    try:
+        service.metrics.stream_length.set(await service.stream.check())
+    except NotReady:
+        service.metrics.stream_length.set(float("nan"))  # a scrape tells of a lost stream, it does not fail
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,103 @@
+"""Requests whose body is a tuning log as it lies on disk (``application/x-ndjson``)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+
+import numpy as np
+
+from tlp_client.errors import InvalidRequest
+from tlp_client.primitives import Primitive
+from tlp_client.records import LogReader, Record, RefusedLine
+from tlp_client.tasks import Task
+from tlp_client.wire.measurements import Measurement, check_measured
+from tlp_client.wire.predict import PredictRequest
+from tlp_service.errors import BodyTooLarge, InvalidBody
+
+
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """The lines of a log that are not blank or comments.
+
+    Parameters
+    ----------
+    numbers : list of int
+        Line numbers, from 1.
+    outcomes : list of Record or RefusedLine
+        What stands on each.
+    """
+
+    numbers: list[int]
+    outcomes: list[Record | RefusedLine]
+
+
+def read_log(body: bytes, limit: int) -> LogLines:
+    """Return the lines of a log.
+
+    Raises
+    ------
+    InvalidBody
+        If there is none.
+    BodyTooLarge
+        If there are more than `limit`.
+    """
+    numbers: list[int] = []
+    outcomes: list[Record | RefusedLine] = []
+    for number, outcome in LogReader().read_lines(io.BytesIO(body), "line"):
+        if len(numbers) >= limit:
+            raise BodyTooLarge(f"line {number}: more than the {limit} records that one request may hold")
+        numbers.append(number)
+        outcomes.append(outcome)
+    if not numbers:
+        raise InvalidBody("body: the log holds no record")
+    return LogLines(numbers, outcomes)
+
+
+def predict_requests(
+    lines: LogLines, platform: str | None, version: str | None
+) -> list[tuple[PredictRequest, list[int]]]:
+    """Return one predict request for each task of the log, with the positions of its candidates."""
+    by_task: dict[Task, list[int]] = {}
+    for position, outcome in enumerate(lines.outcomes):
+        if isinstance(outcome, Record):
+            by_task.setdefault(outcome.task, []).append(position)
+    requests = []
+    for task, positions in by_task.items():
+        known: dict[Primitive, int] = {}
+        records = [r for p in positions if isinstance(r := lines.outcomes[p], Record)]
+        indices = [known.setdefault(p, len(known)) for record in records for p in record.primitives]
+        request = PredictRequest(
+            workload_key=task.workload_key,
+            target=task.target,
+            platform=platform,
+            version=version,
+            report_invalid=True,
+            primitives=list(known),
+            indices=np.array(indices, dtype=np.int64),
+            lengths=np.array([len(record.primitives) for record in records], dtype=np.int64),
+        )
+        requests.append((request, positions))
+    return requests
+
+
+def measurements(lines: LogLines, platform: str | None) -> tuple[list[Measurement], list[tuple[int, str]]]:
+    """Return the records of a log under ids made of their content, and ``(position, error)`` of the others.
+
+    The same log sent twice is kept once; so is a line that stands in it twice.
+    """
+    found: dict[str, Measurement] = {}
+    errors: list[tuple[int, str]] = []
+    for position, outcome in enumerate(lines.outcomes):
+        if isinstance(outcome, RefusedLine):
+            errors.append((position, f"line {outcome.number}: {outcome.reason}"))
+            continue
+        try:
+            check_measured(outcome)
+        except InvalidRequest as error:
+            errors.append((position, f"line {lines.numbers[position]}: {error}"))
+            continue
+        digest = hashlib.sha256(f"{platform}\n{outcome.to_line()}".encode()).hexdigest()
+        found.setdefault(digest, Measurement(f"sha256:{digest}", outcome))
+    return list(found.values()), errors

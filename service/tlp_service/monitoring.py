@@ -1,0 +1,72 @@
+"""What Prometheus sees. Labels have few values: nothing a caller writes becomes one, but for platforms."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+#: platforms that get a label of their own; a caller could name any number of them
+_MAX_PLATFORMS = 64
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter("tlp_requests", "Requests answered.", ["route", "status"], registry=registry)
+        self.seconds = Histogram(
+            "tlp_request_seconds",
+            "Time from request to answer.",
+            ["route"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.candidates = Counter(
+            "tlp_candidates_scored", "Candidates scored.", ["platform_kind", "version"], registry=registry
+        )
+        self.invalid = Counter(
+            "tlp_candidates_invalid", "Candidates answered with an error.", registry=registry
+        )
+        self.truncated = Counter(
+            "tlp_candidates_truncated",
+            "Candidates longer than the network reads; their last primitives did not count.",
+            registry=registry,
+        )
+        self.measurements = Counter(
+            "tlp_measurements",
+            "Measurements by outcome: accepted, duplicate, rejected.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.runs = Counter(
+            "tlp_measured_runs",
+            "Accepted measurements by result: valid, failed.",
+            ["platform", "result"],
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "tlp_requests_waiting", "Predict requests that wait for the processor.", registry=registry
+        )
+        self.stream_length = Gauge(
+            "tlp_measurement_stream_length", "Records in the stream.", registry=registry
+        )
+        self.model = Gauge(
+            "tlp_model_loaded", "1 for the version that is served.", ["model", "version"], registry=registry
+        )
+        self.provider = Gauge(
+            "tlp_execution_provider",
+            "1 for the provider that runs the network.",
+            ["provider"],
+            registry=registry,
+        )
+        self._platforms: set[str] = set()
+
+    def platform_label(self, platform: str) -> str:
+        """Return the platform as a label: its name for the first 64 platforms, ``other`` for later ones."""
+        if platform not in self._platforms:
+            if len(self._platforms) >= _MAX_PLATFORMS:
+                return "other"
+            self._platforms.add(platform)
+        return platform

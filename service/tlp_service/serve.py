@@ -1,0 +1,67 @@
+"""``tlp serve``: load the version, start the embedded stream if none is named, and run uvicorn."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+
+import uvicorn
+
+from tlp_service.api.app import create_app
+from tlp_service.errors import BadSettings
+from tlp_service.measurements.embedded import EmbeddedRedis
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: Seconds an idle connection is kept: longer than a search round, so that a worker never has to connect anew.
+KEEP_ALIVE_S = 300
+#: Seconds that running requests get after SIGTERM.
+GRACE_S = 20
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises
+    ------
+    BadSettings, BadVersion
+        If the server cannot start as it was told. It never starts on anything else.
+    """
+    log.info("settings: %s", settings.model_dump_json())
+    scorer = Scorer(settings.model, settings.device, settings.threads)
+    log.info("serving version %s on %s", scorer.manifest.version, scorer.provider)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(settings.host, settings.port))
+        if settings.redis_url is not None:
+            redis_url = settings.redis_url.get_secret_value()
+        else:
+            redis_url = stack.enter_context(EmbeddedRedis(settings.data_dir)).url
+            log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
+        app = create_app(settings, scorer, redis_url)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        host, port = listener.getsockname()[:2]
+        print(f"tlp: listening on http://{host}:{port}", flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise BadSettings(f"cannot listen on TLP_HOST={host}, TLP_PORT={port}: {error.strerror}") from None
+    return listener

@@ -1,0 +1,66 @@
+"""Settings of the server: one frozen object, read once from ``TLP_…`` variables."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tlp_service.errors import BadSettings
+
+
+def shipped_model() -> Path:
+    """Return the folder of the model version that comes with the package.
+
+    Raises
+    ------
+    BadSettings
+        If the package holds no version.
+    """
+    versions = sorted(p.parent for p in Path(str(files("tlp_service") / "shipped")).glob("*/manifest.json"))
+    if not versions:
+        raise BadSettings("the package holds no model version; name one with TLP_MODEL")
+    return versions[-1]
+
+
+class Settings(BaseSettings):
+    """What the server was told; each field is the variable ``TLP_<NAME>``."""
+
+    model_config = SettingsConfigDict(env_prefix="TLP_", frozen=True, extra="ignore", protected_namespaces=())
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    model: Path = Field(default_factory=shipped_model, description="Folder of the model version to serve.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the network runs; cuda or no start.")
+    threads: int = Field(0, ge=0, description="Threads of ONNX Runtime; 0 for the CPUs this process may use.")
+    redis_url: SecretStr | None = Field(
+        None, description="Redis or Valkey for the measurement stream; without it the server starts its own."
+    )
+    data_dir: Path = Field(Path("tlp-data"), description="Folder of the server's own measurement stream.")
+    max_body_mib: int = Field(32, ge=1, description="Largest body, before and after decompression, in MiB.")
+    max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
+    max_waiting: int = Field(64, ge=1, description="Most predict requests that wait; more get 429.")
+    measurement_id_days: int = Field(7, ge=1, description="Days for which a measurement id is remembered.")
+
+    @property
+    def max_body(self) -> int:
+        """Largest body in bytes."""
+        return self.max_body_mib << 20
+
+
+def read_settings(**given: Any) -> Settings:
+    """Return the settings: what is given here, else the environment, else the defaults.
+
+    Raises
+    ------
+    BadSettings
+        If a value is out of range; the message names the variable.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        faults = (f"TLP_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
+        raise BadSettings("; ".join(faults)) from None

@@ -1,0 +1,51 @@
+"""Which network of a version scores a request."""
+
+from __future__ import annotations
+
+from tlp_client.tasks import platform_kind, target_names
+from tlp_service.errors import InvalidBody, UnknownName
+from tlp_service.versions.manifest import Manifest, Network
+
+
+def choose_network(manifest: Manifest, platform: str | None, target: str) -> Network:
+    """Return the network for a platform, by what the caller states first and by the target second.
+
+    Many devices share one target string (K80 and V100 do), so a stated platform decides. ``cpu`` and ``gpu``
+    are platforms, too: any hardware of the kind.
+
+    Raises
+    ------
+    UnknownName
+        If the stated platform is none of the version's.
+    InvalidBody
+        If platform and target contradict each other, or neither decides.
+    """
+    kind = platform_kind(target)
+    if platform is not None:
+        named = next((n for n in manifest.networks if platform in (n.platform_kind, *n.platforms)), None)
+        if named is None:
+            known = ", ".join(p for n in manifest.networks for p in (n.platform_kind, *n.platforms))
+            raise UnknownName(
+                f"task.platform: version {manifest.version} does not know {platform!r}; it knows {known}",
+                code="unknown_platform",
+            )
+        if kind is not None and kind != named.platform_kind:
+            raise InvalidBody(
+                f"task.platform: {platform!r} is a {named.platform_kind}, the target {target!r:.80} is a {kind}"
+            )
+        return named
+    for name in target_names(target):
+        by_name = next((n for n in manifest.networks if name in n.platforms), None)
+        if by_name is not None:
+            return by_name
+    if kind is None:
+        raise InvalidBody(
+            f"task: neither 'platform' nor the target {target!r:.80} tells whether this is a cpu or a gpu"
+        )
+    by_kind = manifest.network(kind)
+    if by_kind is None:
+        raise UnknownName(
+            f"task.target: version {manifest.version} has no network for {kind} targets",
+            code="unknown_platform",
+        )
+    return by_kind
