@@ -47,6 +47,7 @@ MIN_COST_S, MAX_COST_S = 1e-9, 1e9
 _STEPS_BEGIN = '], [[], [["'
 _STEPS_END = ']]]], "r": '
 _STEP_SEPARATOR = '], ["'
+_NO_STEPS = '], [[], []]], "r": '
 _CACHED_PIECES = 1 << 18
 
 
@@ -112,6 +113,22 @@ class RefusedLine:
 
     def __str__(self) -> str:
         return f"{self.source}:{self.number}: {self.reason}"
+
+
+def split_primitives(line: str) -> list[str]:
+    """Return the JSON text of each primitive of a line that TVM wrote, without parsing it.
+
+    Raises
+    ------
+    InvalidRecord
+        If the line is not laid out as TVM lays it out.
+    """
+    begin, end = line.find(_STEPS_BEGIN), line.rfind(_STEPS_END)
+    if 0 <= begin < end:
+        return ['["' + piece + "]" for piece in line[begin + len(_STEPS_BEGIN) : end].split(_STEP_SEPARATOR)]
+    if _NO_STEPS in line:
+        return []
+    raise InvalidRecord("the line is not laid out as TVM writes it")
 
 
 class RecordParser:

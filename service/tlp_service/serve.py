@@ -10,7 +10,7 @@ import uvicorn
 
 from tlp_service.api.app import create_app
 from tlp_service.errors import BadSettings
-from tlp_service.measurements.embedded import EmbeddedRedis
+from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 
@@ -38,7 +38,7 @@ def serve(settings: Settings) -> int:
         if settings.redis_url is not None:
             redis_url = settings.redis_url.get_secret_value()
         else:
-            redis_url = stack.enter_context(EmbeddedRedis(settings.data_dir)).url
+            redis_url = stack.enter_context(embedded_redis(settings.data_dir))
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
         app = create_app(settings, scorer, redis_url)
         config = uvicorn.Config(

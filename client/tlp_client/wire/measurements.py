@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -56,6 +57,15 @@ class MeasurementAnswer:
     accepted: int
     duplicates: int
     rejected: dict[int, str] = field(default_factory=dict)
+
+
+def measurement_id(record: Record, platform: str | None) -> str:
+    """Return an id made of the contents of a record and its platform.
+
+    However a record reaches the service, and however often, it is kept once: costs and time stamp tell two runs of one
+    candidate apart.
+    """
+    return "sha256:" + hashlib.sha256(f"{platform}\n{record.to_line()}".encode()).hexdigest()
 
 
 def encode_measurements(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from tlp_client.errors import InvalidRequest
 from tlp_client.primitives import Primitive
 from tlp_client.records import LogReader, Record, RefusedLine
 from tlp_client.tasks import Task
-from tlp_client.wire.measurements import Measurement, check_measured
+from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BodyTooLarge, InvalidBody
 
@@ -98,6 +97,6 @@ def measurements(lines: LogLines, platform: str | None) -> tuple[list[Measuremen
         except InvalidRequest as error:
             errors.append((position, f"line {lines.numbers[position]}: {error}"))
             continue
-        digest = hashlib.sha256(f"{platform}\n{outcome.to_line()}".encode()).hexdigest()
-        found.setdefault(digest, Measurement(f"sha256:{digest}", outcome))
+        id_ = measurement_id(outcome, platform)
+        found.setdefault(id_, Measurement(id_, outcome))
     return list(found.values()), errors

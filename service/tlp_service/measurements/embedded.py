@@ -16,22 +16,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import redis
-from typing_extensions import Self
 
 from tlp_service.errors import BadSettings
 
 _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 15.0
+_LOG = "valkey.log"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 
-class EmbeddedRedis:
-    """A context that runs the child; `url` is how to reach it.
+@contextlib.contextmanager
+def embedded_redis(data_dir: Path) -> Iterator[str]:
+    """Run the child while the context lasts, and yield the URL for a Redis client.
 
     Parameters
     ----------
@@ -41,108 +42,97 @@ class EmbeddedRedis:
     Raises
     ------
     BadSettings
-        On entering, if no server binary is to be had, the folder is in use, or the child does not start.
+        If no server binary is to be had, the folder is in use, or the child does not start.
     """
-
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir.absolute()
-        # The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="tlp-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = -1
-
-    @property
-    def url(self) -> str:
-        """URL for a Redis client."""
-        return f"unix://{self._socket_dir}/valkey.sock"
-
-    def __enter__(self) -> Self:
+    binary = _server_binary()
+    data_dir = data_dir.absolute()
+    # The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
+    with _locked(data_dir) as lock, tempfile.TemporaryDirectory(prefix="tlp-") as socket_dir:
+        url = f"unix://{socket_dir}/valkey.sock"
+        process = _start(binary, data_dir, f"{socket_dir}/valkey.sock", lock)
         try:
-            self._start()
-        except BaseException:
-            self._stop()
-            raise
-        return self
+            _wait_until_it_answers(process, url, binary, data_dir)
+            yield url
+        finally:
+            _stop(process)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
 
-    def _start(self) -> None:
-        binary = _server_binary()
-        try:
-            self._data_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise BadSettings(f"TLP_DATA_DIR={self._data_dir}: {error.strerror}") from None
-        self._take_lock()
-        # The child inherits the lock: should this process be killed, the folder stays locked until the child has
-        # written everything and is gone, too.
-        os.set_inheritable(self._lock, True)
-        log = self._data_dir / "valkey.log"
-        options = {
-            "port": "0",
-            "unixsocket": f"{self._socket_dir}/valkey.sock",
-            "unixsocketperm": "700",
-            "dir": str(self._data_dir),
-            "appendonly": "yes",
-            "appendfsync": "always",
-            "save": "",
-            "logfile": str(log),
-            "daemonize": "no",
-        }
-        self._process = subprocess.Popen(
-            [str(binary), *(part for name, value in options.items() for part in (f"--{name}", value))],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(self._lock,),
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no allocation: safe beside idle threads
-            start_new_session=True,  # Ctrl-C is for the server, which stops its child last
-        )
-        self._wait_until_it_answers(self._process, binary, log)
+@contextlib.contextmanager
+def _locked(data_dir: Path) -> Iterator[int]:
+    """Hold the folder's lock, which the child inherits.
 
-    def _take_lock(self) -> None:
+    Should this process be killed, the folder stays locked until the child has written everything and is gone, too.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise BadSettings(f"TLP_DATA_DIR={data_dir}: {error.strerror}") from None
+    try:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BadSettings(
-                        f"TLP_DATA_DIR={self._data_dir} is in use by another server; choose another folder"
-                    ) from None
-                time.sleep(0.1)
-            else:
+        while not _try_lock(lock):
+            if time.monotonic() > deadline:
+                raise BadSettings(
+                    f"TLP_DATA_DIR={data_dir} is in use by another server; choose another folder"
+                )
+            time.sleep(0.1)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _start(binary: Path, data_dir: Path, socket: str, lock: int) -> subprocess.Popen[bytes]:
+    options = {
+        "port": "0",
+        "unixsocket": socket,
+        "unixsocketperm": "700",
+        "dir": str(data_dir),
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "save": "",
+        "logfile": str(data_dir / _LOG),
+        "daemonize": "no",
+    }
+    return subprocess.Popen(
+        [str(binary), *(part for name, value in options.items() for part in (f"--{name}", value))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(lock,),
+        preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no allocation: safe beside idle threads
+        start_new_session=True,  # Ctrl-C is for the server, which stops its child last
+    )
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, binary: Path, data_dir: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    with redis.Redis.from_url(url) as client:
+        while time.monotonic() < deadline and process.poll() is None:
+            # refused until it listens, "loading" until it has read its data
+            with contextlib.suppress(redis.RedisError):
+                client.ping()
                 return
+            time.sleep(0.02)
+    log = data_dir / _LOG
+    tail = log.read_text(errors="replace")[-400:] if log.exists() else "no log"
+    raise BadSettings(f"the embedded {binary.name} did not start: {tail}")
 
-    def _wait_until_it_answers(self, process: subprocess.Popen[bytes], binary: Path, log: Path) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        with redis.Redis.from_url(self.url) as client:
-            while time.monotonic() < deadline and process.poll() is None:
-                # refused until it listens, "loading" until it has read its data
-                with contextlib.suppress(redis.RedisError):
-                    client.ping()
-                    return
-                time.sleep(0.02)
-        tail = log.read_text(errors="replace")[-400:] if log.exists() else "no log"
-        raise BadSettings(f"the embedded {binary.name} did not start: {tail}")
 
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()  # SIGTERM makes it sync its file and leave
-            try:
-                self._process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._lock >= 0:
-            os.close(self._lock)
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()  # SIGTERM makes it sync its file and leave
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _server_binary() -> Path:

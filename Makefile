@@ -1,0 +1,41 @@
+# The two commands: `make demo` and `make test`. Each makes the environments it needs.
+PYTHON ?= python3
+SERVICE := .venv
+WORKER := .venv-ansor
+TRIALS ?= 64
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench clean
+
+help: ## show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
+
+setup: $(SERVICE)/.made $(WORKER)/.made ## make the two environments: the service's, and a worker's with TVM 0.19
+
+# Two environments: the service needs no TVM, and TVM with torch in one process crashes (docs/decisions).
+$(SERVICE)/.made: pyproject.toml requirements/service.txt
+	$(PYTHON) -m venv $(SERVICE)
+	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[service,cpu,train,dev]'
+	touch $@
+
+$(WORKER)/.made: pyproject.toml requirements/worker.txt
+	$(PYTHON) -m venv $(WORKER)
+	$(WORKER)/bin/python -m pip install -q -c requirements/worker.txt -e '.[ansor]' pytest pytest-timeout
+	touch $@
+
+demo: setup ## tune three operators with real Ansor through the service
+	$(SERVICE)/bin/python scripts/demo --server-python $(SERVICE)/bin/python --worker-python $(WORKER)/bin/python --trials $(TRIALS)
+
+test: setup ## run all tests: the service's, then the worker's with real TVM
+	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker
+	$(WORKER)/bin/python -m pytest tests/worker
+
+lint: setup ## ruff
+	$(SERVICE)/bin/ruff check .
+	$(SERVICE)/bin/ruff format --check .
+
+types: setup ## mypy --strict
+	$(SERVICE)/bin/mypy
+
+clean: ## remove the environments and what the demo left
+	rm -rf $(SERVICE) $(WORKER) .demo

@@ -1,0 +1,304 @@
+"""The cost model for Ansor: goes where ``auto_scheduler.XGBModel()`` goes. Needs TVM 0.8 to 0.19.
+
+>>> model = TLPRemoteModel("http://cost-model:8000", platform="epyc-9004-2c")    # doctest: +SKIP
+>>> policy = auto_scheduler.SketchPolicy(task, model)                            # doctest: +SKIP
+>>> tuner.tune(options, search_policy=make_search_policies(tasks, model))        # doctest: +SKIP
+
+``SketchPolicy`` tells its cost model of a round when the next one begins, so never of the last. `SendMeasured` among the
+``measure_callbacks`` sends every round, the last one too; a record that goes both ways is kept once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import auto_scheduler
+from tvm.auto_scheduler.cost_model.cost_model import PythonBasedModel
+from tvm.auto_scheduler.measure import PythonBasedMeasureCallback
+
+from tlp_client.connection import Connection
+from tlp_client.errors import BadAnswer, InvalidInput
+from tlp_client.fallback import LocalFallback
+from tlp_client.outbox import Outbox
+from tlp_client.records import RecordParser, split_primitives
+from tlp_client.wire.measurements import measurement_id
+
+log = logging.getLogger(__name__)
+
+#: memory instead of a disk where there is one; the records are read back at once
+_SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a model did so far.
+
+    Parameters
+    ----------
+    predicts, candidates : int
+        Predict calls that the service answered, and the candidates in them.
+    fallbacks, fallback_candidates : int
+        Predict calls that the service did not answer, and the candidates in them.
+    invalid : int
+        Candidates that the service called invalid; they got the lowest score.
+    """
+
+    predicts: int = 0
+    candidates: int = 0
+    fallbacks: int = 0
+    fallback_candidates: int = 0
+    invalid: int = 0
+
+
+class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
+    """Scores candidates by the cost-model service and sends it what was measured.
+
+    The search never stops because of the service: when there is no answer within the deadline, a local
+    fallback scores (Ansor's own XGBoost model, taught with what this worker has measured, or chance) until the next
+    `update`, so that one round never compares scores of two models; a warning says so once an outage.
+
+    Parameters
+    ----------
+    url : str
+        Of the service, e.g. ``http://cost-model:8000``.
+    platform : str or None
+        Hardware that is tuned for, e.g. ``v100``. Needed where devices share a target string.
+    worker : str or None
+        Name under which this worker measures; host and process id by default.
+    deadline_s : float
+        Seconds that one predict may take.
+    connection, outbox : Connection, Outbox or None
+        For tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        platform: str | None = None,
+        *,
+        worker: str | None = None,
+        deadline_s: float = 10.0,
+        connection: Connection | None = None,
+        outbox: Outbox | None = None,
+    ) -> None:
+        super().__init__()
+        self._connection = connection or Connection(url, platform=platform, deadline_s=deadline_s)
+        self.outbox = outbox or Outbox(self._connection, worker or _worker_name())
+        self.counts = Counts()
+        self._fallback = LocalFallback()
+        self._parser = RecordParser()
+        self._lock = threading.Lock()
+        self._round_fell_back = False
+        self._has_warned = False
+
+    @property
+    def version(self) -> str | None:
+        """Model version that scores the current round, or None before its first answer."""
+        pinned = self._connection.pinned
+        return pinned[1] if pinned else None
+
+    def predict(self, task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[float]:
+        """Return one score a state, in order: finite, higher is faster, 0 only for an invalid state.
+
+        Parameters
+        ----------
+        task : SearchTask
+            The task of all states.
+        states : sequence of State
+            Candidates; an empty one costs no request.
+        """
+        if len(states) == 0:
+            return []
+        if not self._round_fell_back:
+            try:
+                scores = self._predict_remotely(task, states)
+            except Exception as error:  # noqa: BLE001  whatever happens here, the search goes on
+                self._fall_back(error)
+            else:
+                self._recover()
+                return scores
+        with self._lock:
+            self.counts.fallbacks += 1
+            self.counts.fallback_candidates += len(states)
+        return self._fallback.predict(task, states)
+
+    def predict_stages(
+        self, task: auto_scheduler.SearchTask, states: Sequence[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Return the scores in TVM's packed form, with no breakdown: each state has 0 stages."""
+        return np.concatenate([self.predict(task, states), np.zeros(len(states))]).astype(np.float32)
+
+    def update(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Send measured results to the service, in the background, and end the round.
+
+        The next predict takes the version that serves then.
+
+        Parameters
+        ----------
+        inputs, results : sequence of MeasureInput, MeasureResult
+            What was measured, failed runs included.
+        """
+        if len(inputs) == 0:
+            return
+        self._fallback.learn(inputs, results)
+        self.send(inputs, results)
+        self._connection.unpin()
+        self._round_fell_back = False
+
+    def send(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Send measured results to the service, in the background, within the round."""
+        letters = []
+        for measured, result in zip(inputs, results, strict=True):
+            line = auto_scheduler.measure_record.dump_record_to_string(measured, result)
+            try:
+                record = self._parser.parse(line.strip())
+            except InvalidInput as error:
+                log.warning("a measured record is not sent: %s", error)
+                continue
+            letters.append((measurement_id(record, self._connection.platform), record.to_line()))
+        self.outbox.put(letters, self.version)
+
+    def update_from_file(self, file_name: str, n_lines: int | None = None) -> None:
+        """Send the records of a tuning log, as ``XGBModel.update_from_file`` trains on them."""
+        inputs, results = auto_scheduler.RecordReader(file_name).read_lines(n_lines)
+        self.update(list(inputs), list(results))
+
+    def save(self, file_name: str) -> None:
+        """Write which model and version score now; the model itself is the service's."""
+        pinned = self._connection.pinned
+        model, version = pinned or (None, None)
+        state = {"service": self._connection.url, "model": model, "version": version, **asdict(self.counts)}
+        Path(file_name).write_text(json.dumps(state, indent=2) + "\n")
+
+    def load(self, file_name: str) -> None:
+        """Score with the version that `save` wrote, until the next `update`.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        ValueError
+            If `save` did not write it. A model that can't be loaded is never passed over.
+        """
+        try:
+            state = json.loads(Path(file_name).read_text())
+            model, version = state["model"], state["version"]
+            if not (isinstance(model, str) and isinstance(version, str)) and (model, version) != (None, None):
+                raise TypeError("model and version are names")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file_name} is no file of TLPRemoteModel.save: {error}") from None
+        if version is not None:
+            self._connection.pin(model, version)
+
+    def _predict_remotely(self, task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[float]:
+        lines = serialize_states(task, states)
+        known: dict[str, int] = {}
+        candidates = [
+            [known.setdefault(piece, len(known)) for piece in split_primitives(line)] for line in lines
+        ]
+        record_task = self._parser.parse(lines[0]).task
+        answer = self._connection.predict(record_task, list(known), candidates)
+        invalid = answer.scores.count(None)
+        if invalid == len(states):
+            raise BadAnswer(
+                f"no candidate could be scored: {next(iter(answer.errors.values()), 'no reason given')}"
+            )
+        with self._lock:
+            self.counts.predicts += 1
+            self.counts.candidates += len(states)
+            self.counts.invalid += invalid
+        return [0.0 if score is None else score for score in answer.scores]
+
+    def _fall_back(self, error: Exception) -> None:
+        with self._lock:
+            self._round_fell_back = True
+            is_first, self._has_warned = not self._has_warned, True
+        if is_first:
+            log.warning("the cost-model service does not score, falling back to local scores: %s", error)
+
+    def _recover(self) -> None:
+        with self._lock:
+            had_warned, self._has_warned = self._has_warned, False
+        if had_warned:
+            log.info("the cost-model service scores again")
+
+
+class SendMeasured(PythonBasedMeasureCallback):  # type: ignore[misc]  # TVM is untyped
+    """A measure callback that sends each round's results to the service.
+
+    Parameters
+    ----------
+    model : TLPRemoteModel
+        The cost model of the search.
+    """
+
+    def __init__(self, model: TLPRemoteModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def callback(self, policy: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Send what was measured; called by TVM after each round."""
+        self._model.send(inputs, results)
+
+
+def make_search_policies(
+    tasks: Sequence[auto_scheduler.SearchTask],
+    model: TLPRemoteModel,
+    params: dict[str, Any] | None = None,
+    verbose: int = 1,
+    load_log_file: str | None = None,
+) -> list[auto_scheduler.SketchPolicy]:
+    """Return one sketch policy a task, for ``TaskScheduler.tune(options, search_policy=…)``.
+
+    The counterpart of ``search_policy="sketch.xgb"``, which names only models that TVM itself holds.
+
+    Parameters
+    ----------
+    tasks : sequence of SearchTask
+        The tasks of the scheduler, in its order.
+    model : TLPRemoteModel
+        Shared by all.
+    params, verbose : dict, int
+        As of ``SketchPolicy``.
+    load_log_file : str or None
+        Log from which the policies restore what was measured already.
+    """
+    callbacks = [auto_scheduler.PreloadMeasuredStates(load_log_file)] if load_log_file else None
+    return [
+        auto_scheduler.SketchPolicy(
+            task, model, params=params, verbose=verbose, init_search_callbacks=callbacks
+        )
+        for task in tasks
+    ]
+
+
+def serialize_states(task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[str]:
+    """Return the record line of each state, as TVM writes it, with a result that means nothing.
+
+    One ``save_records`` call for all takes half the time of ``dump_record_to_string`` for each.
+    """
+    inputs = [auto_scheduler.MeasureInput(task, state) for state in states]
+    result = auto_scheduler.MeasureResult([0.0], 0, "", 0.0, 0.0)
+    with tempfile.NamedTemporaryFile(mode="r", prefix="tlp-", suffix=".json", dir=_SCRATCH) as file:
+        auto_scheduler.save_records(file.name, inputs, [result] * len(inputs))
+        lines = file.read().splitlines()
+    if len(lines) != len(states):
+        raise InvalidInput(f"TVM wrote {len(lines)} lines for {len(states)} states")
+    return lines
+
+
+def _worker_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-") or "worker"
+    return f"{host[:100]}-{os.getpid()}"

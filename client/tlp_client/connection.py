@@ -1,0 +1,204 @@
+"""The service as a worker sees it, without TVM: scores with a version, measurements with an account."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tlp_client.breaker import CircuitBreaker
+from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
+from tlp_client.tasks import Task
+from tlp_client.transport import HttpAnswer, HttpTransport, Transport
+from tlp_client.wire.measurements import MeasurementAnswer, decode_measurement_answer, encode_measurements
+from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode_predict
+
+log = logging.getLogger(__name__)
+
+#: seconds before the second try of a request whose server did not name any
+_RETRY_PAUSE_S = 0.1
+
+
+class Connection:
+    """Predicts and sends measurements over one transport. Thread-safe.
+
+    A search compares the scores of several predict calls, and scores of two versions are not comparable. So the
+    version of the first answer is asked for again until `unpin` is called.
+
+    Parameters
+    ----------
+    url : str
+        Of the service.
+    platform : str or None
+        Hardware that the candidates are for, e.g. ``v100``. Without it the target decides, which it can't
+        where devices share one target.
+    deadline_s : float
+        Seconds that one predict may take, retry included.
+    transport : Transport or None
+        For tests; HTTP by default.
+    breaker : CircuitBreaker or None
+        For tests; three failures in a row by default.
+    clock, sleep : callable
+        For tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        platform: str | None = None,
+        deadline_s: float = 10.0,
+        transport: Transport | None = None,
+        breaker: CircuitBreaker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url
+        self.platform = platform
+        self._deadline_s = deadline_s
+        self._transport = transport or HttpTransport(url)
+        self._breaker = breaker or CircuitBreaker()
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._pinned: tuple[str, str] | None = None  # model, version
+        self._predicts_for_platform = True
+
+    @property
+    def pinned(self) -> tuple[str, str] | None:
+        """Model and version that predict asks for, or None before the first answer."""
+        return self._pinned
+
+    def pin(self, model: str, version: str) -> None:
+        """Ask for a version from now on."""
+        with self._lock:
+            self._pinned = (model, version)
+
+    def unpin(self) -> None:
+        """Take whichever version serves at the next predict, and pin that."""
+        with self._lock:
+            self._pinned = None
+
+    def predict(
+        self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]]
+    ) -> PredictAnswer:
+        """Return a score for each candidate.
+
+        Parameters
+        ----------
+        task : Task
+            The task of all candidates.
+        primitives : sequence of str
+            The distinct primitives as JSON text.
+        candidates : sequence of sequences of int
+            Indices into `primitives`.
+
+        Raises
+        ------
+        ServiceError
+            If there is no usable answer within the deadline, or the breaker is open.
+        """
+        if not self._breaker.allows():
+            raise Unreachable(f"{self.url}: not asked, it has failed repeatedly")
+        deadline = self._clock() + self._deadline_s
+        try:
+            answer = self._predict(task, primitives, candidates, deadline)
+        except Refused as error:
+            # An answer that blames the request is no failure of the service.
+            (self._breaker.failed if error.is_transient else self._breaker.succeeded)()
+            raise
+        except ServiceError:
+            self._breaker.failed()
+            raise
+        self._breaker.succeeded()
+        with self._lock:
+            if self._pinned is None:
+                self._pinned = (answer.model, answer.version)
+        return answer
+
+    def _predict(
+        self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]], deadline: float
+    ) -> PredictAnswer:
+        while True:
+            pinned = self._pinned
+            body = encode_predict(
+                task,
+                primitives,
+                candidates,
+                platform=self.platform if self._predicts_for_platform else None,
+                version=pinned[1] if pinned else None,
+            )
+            try:
+                answer = self._post("/v1/predict", body, deadline)
+            except Refused as error:
+                if error.code in ("unknown_version", "version_gone") and pinned is not None:
+                    log.info("version %s is gone, taking the one that serves", pinned[1])
+                    self.unpin()
+                elif error.code == "unknown_platform" and self.platform and self._predicts_for_platform:
+                    log.warning("%s; predicting by the target alone", error.message)
+                    self._predicts_for_platform = False
+                else:
+                    raise
+                continue
+            return decode_predict_answer(answer.body, len(candidates))
+
+    def send(
+        self, lines: Sequence[tuple[str, str]], *, worker: str, version: str | None, timeout_s: float = 30.0
+    ) -> MeasurementAnswer:
+        """Send measured records and return what became of them.
+
+        Parameters
+        ----------
+        lines : sequence of (str, str)
+            Id and record line of each.
+
+        Raises
+        ------
+        ServiceError
+            If they were not acknowledged. Sent again under the same ids they are not counted twice.
+        """
+        body = encode_measurements(lines, worker=worker, platform=self.platform, version=version)
+        answer = self._post("/v1/measurements", body, self._clock() + timeout_s)
+        return decode_measurement_answer(answer.body)
+
+    def _post(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+        """Send a request, and once more where that may help and time is left."""
+        try:
+            return self._exchange(path, body, deadline)
+        except (Unreachable, Refused) as error:
+            pause = _RETRY_PAUSE_S
+            if isinstance(error, Refused):
+                if not error.is_transient:
+                    raise
+                pause = error.retry_after or pause
+            if self._clock() + pause >= deadline:
+                raise
+            self._sleep(pause)
+        return self._exchange(path, body, deadline)
+
+    def _exchange(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+        left = deadline - self._clock()
+        if left <= 0:
+            raise DeadlineExceeded(f"{self.url}: no time left")
+        headers = {"Content-Type": "application/json", "tlp-deadline-s": f"{left:.3f}"}
+        answer = self._transport.post(path, body, headers, left)
+        if answer.status != 200:
+            raise _refusal(answer)
+        return answer
+
+
+def _refusal(answer: HttpAnswer) -> ServiceError:
+    try:
+        document = json.loads(answer.body)
+        message, code = str(document["error"]), str(document.get("code", ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        message, code = answer.body[:200].decode(errors="replace"), ""  # a proxy's page, not our answer
+    if 200 < answer.status < 400:
+        return BadAnswer(f"status {answer.status}, which this service does not send")
+    try:
+        retry_after = max(0.0, float(answer.headers["retry-after"]))
+    except (KeyError, ValueError):
+        retry_after = None
+    return Refused(answer.status, message, code, retry_after)

@@ -1,0 +1,89 @@
+"""One HTTP exchange within a deadline. The seam that tests put a fake behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import urllib3
+from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+
+from tlp_client.errors import BadAnswer, DeadlineExceeded, Unreachable
+
+#: An answer holds one score a candidate; more than this is not one of ours.
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """Status, headers (names in lower case) and whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport(Protocol):
+    """Sends one request."""
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
+        """Return the answer, or raise `Unreachable` or `DeadlineExceeded` after at most `timeout_s` seconds."""
+
+
+class HttpTransport:
+    """Keep-alive connections to one server; thread-safe.
+
+    Parameters
+    ----------
+    url : str
+        Such as ``http://host:8000``; a path in it is kept as a prefix.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"the URL of the service begins with http:// or https://, not {url!r}")
+        self._url = url.rstrip("/")
+        self._clock = clock
+        self._pool = urllib3.PoolManager(maxsize=8, retries=False)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
+        """Send a request and read the whole answer, see `Transport.post`."""
+        deadline = self._clock() + timeout_s
+        try:
+            response = self._pool.request(
+                "POST",
+                self._url + path,
+                body=body,
+                headers=dict(headers),
+                timeout=urllib3.Timeout(total=timeout_s),
+                preload_content=False,
+                redirect=False,
+            )
+            try:
+                received = self._read(response, deadline, timeout_s)
+            except BaseException:
+                response.close()  # the rest of the answer must not meet the next request
+                raise
+            response.release_conn()
+        except NewConnectionError as error:  # a subclass of TimeoutError in urllib3
+            raise Unreachable(f"{self._url}: {error}") from None
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._url}{path}: no answer within {timeout_s:.3g} s") from None
+        except (HTTPError, OSError) as error:
+            raise Unreachable(f"{self._url}: {error}") from None
+        return HttpAnswer(response.status, {k.lower(): v for k, v in response.headers.items()}, received)
+
+    def _read(self, response: urllib3.BaseHTTPResponse, deadline: float, timeout_s: float) -> bytes:
+        # A timeout of the socket bounds each read; only the clock bounds an answer that comes in drops.
+        parts: list[bytes] = []
+        size = 0
+        for part in response.stream(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if self._clock() > deadline:
+                raise DeadlineExceeded(f"{self._url}: the answer is not whole after {timeout_s:.3g} s")
+            if size > _MAX_ANSWER_BYTES:
+                raise BadAnswer(f"{self._url}: the answer is larger than {_MAX_ANSWER_BYTES} bytes")
+        return b"".join(parts)

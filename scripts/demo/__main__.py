@@ -1,0 +1,102 @@
+"""The demo: the service on its embedded default, real Ansor tuning against it, the results kept.
+
+Run by ``make demo``, which has made the two environments. Exits with 1 unless the service answered every predict and every
+measured record is in the stream.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def start_server(args):
+    """Start ``tlp serve`` on a free port and return it with its URL."""
+    command = [args.server_python, "-m", "tlp_service", "serve", "--port", "0"]
+    command += ["--data-dir", str(args.out / "stream")]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=(args.out / "server.log").open("w"), text=True
+    )
+    line = server.stdout.readline()
+    if "listening on" not in line:
+        sys.exit(f"the server did not start; see {args.out / 'server.log'}")
+    return server, line.split()[-1]
+
+
+def metric(url, name):
+    """Value of an unlabelled metric of the server."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def print_report(report):
+    head = (
+        "operator",
+        "trials",
+        "untuned",
+        "round 1",
+        "tuned",
+        "scored by service",
+        "fallbacks",
+        "pairs right",
+    )
+    row = "{:<44} {:>6} {:>11} {:>11} {:>11} {:>18} {:>9} {:>11}"
+    print(row.format(*head))
+    for line in report:
+        print(
+            row.format(
+                line["operator"],
+                line["trials"],
+                *(f"{line[key]:.3f} ms" for key in ("untuned_ms", "first_round_ms", "tuned_ms")),
+                line["candidates"],
+                line["fallbacks"],
+                f"{line['pair_accuracy']:.3f}",
+            )
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server-python", required=True, help="Python of the service's environment")
+    parser.add_argument("--worker-python", required=True, help="Python of the environment with TVM")
+    parser.add_argument("--platform", default="cpu", help="platform under which the records are sent")
+    parser.add_argument("--trials", type=int, default=64, help="measurements an operator")
+    parser.add_argument("--out", type=Path, default=Path(".demo"))
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+    args.out.mkdir(parents=True)
+    server, url = start_server(args)
+    try:
+        print(f"the service runs at {url}; its log is {args.out / 'server.log'}", flush=True)
+        command = [args.worker_python, str(HERE / "tune.py"), "--url", url, "--platform", args.platform]
+        command += ["--out", str(args.out), "--trials", str(args.trials)]
+        with (args.out / "worker.log").open("w") as log:  # TVM warns of each schedule it can't bound
+            worker = subprocess.run(command, stderr=log, check=False)
+        if worker.returncode:
+            sys.exit(f"tuning failed with status {worker.returncode}; see {args.out / 'worker.log'}")
+        kept = metric(url, "tlp_measurement_stream_length")
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+    report = json.loads((args.out / "report.json").read_text())
+    print_report(report)
+    measured = sum(line["trials"] for line in report)
+    fallbacks = sum(line["fallbacks"] for line in report)
+    print(
+        f"version {report[-1]['version']}; {measured} records measured, {kept:.0f} in the stream, {fallbacks} fallbacks"
+    )
+    print(
+        "'pairs right': share of the measured candidates' pairs whose order the scores give; 0.5 is chance."
+    )
+    if fallbacks or kept != measured or server.returncode != 0:
+        sys.exit(f"the demo failed (the server's exit status is {server.returncode})")
+
+
+if __name__ == "__main__":
+    main()
