@@ -6,6 +6,7 @@
     ├── BadSettings                   none: the server or command does not start
     ├── BadVersion                    none: a model version that cannot be loaded or published
     ├── BadRecords                    none: nothing to train on
+    ├── TrainingDiverged              none: a loss that is not finite
     └── ApiError                      the `status` of the class
         ├── MalformedBody             400   (code malformed, content_type)
         ├── UnknownName               404   (code unknown_model, unknown_version, unknown_platform)
@@ -38,6 +39,10 @@ class BadVersion(ServiceFault):
 
 class BadRecords(ServiceFault):
     """Records from which no model can be trained."""
+
+
+class TrainingDiverged(ServiceFault):
+    """A training whose loss is not finite."""
 
 
 class ApiError(ServiceFault):

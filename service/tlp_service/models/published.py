@@ -39,7 +39,10 @@ class SelfAttention(nn.Module):
         """Map (candidates, steps, width) to the same shape."""
         split = self.project_in(steps).unflatten(-1, (3, self.heads, -1))  # (N, S, 3, heads, width / heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        # Not scaled_dot_product_attention: raw extents up to 3e8 give logits so large that its backward pass, which
+        # computes exp(logit - logsumexp) anew, overflows to NaN.
+        logits = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        attended = torch.softmax(logits, dim=-1) @ value
         out: Tensor = self.project_out(attended.transpose(1, 2).flatten(-2))
         return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
 from tlp_service.models.published import PublishedNetwork
 from tlp_service.training.dataset import TrainingSet, TrainingTask
@@ -128,6 +130,8 @@ def _run_epoch(
         torch.nn.utils.clip_grad_norm_(network.parameters(), settings.gradient_norm)
         optimizer.step()
         total += float(loss.detach())
+        if not math.isfinite(total):
+            raise TrainingDiverged(f"{title}: the loss is not finite; try a smaller --learning-rate")
     return total / max(1, len(batches))
 
 
