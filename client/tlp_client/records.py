@@ -99,8 +99,11 @@ class Record:
         }
 
     def to_line(self) -> str:
-        """Return the record as TVM's ``RecordReader`` loads it, without a newline."""
-        return json.dumps(self.to_json())
+        """Return the record as TVM writes it and its ``RecordReader`` loads it, without a newline."""
+        document = self.to_json()
+        costs = ", ".join(map(_number, self.costs))
+        result = f"[[{costs}], {self.error_no}, {_number(self.all_cost)}, {_number(self.timestamp)}]"
+        return f'{{"i": {json.dumps(document["i"])}, "r": {result}, "v": {json.dumps(self.version)}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,12 @@ def _read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) -
         if type(value) not in (float, int) or not _is_finite(value):
             raise InvalidRecord(f"{name}, is a finite number in seconds, not {shown(value)}")
     return Record(task, primitives, tuple(costs), error_no, all_cost, timestamp, version)
+
+
+def _number(value: float) -> str:
+    """Return a number as C++ streams print it (6 digits), or with all its digits where that would change it."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _is_finite(value: float) -> bool:

@@ -76,10 +76,11 @@ class HttpTransport:
         return HttpAnswer(response.status, {k.lower(): v for k, v in response.headers.items()}, received)
 
     def _read(self, response: urllib3.BaseHTTPResponse, deadline: float, timeout_s: float) -> bytes:
-        # A timeout of the socket bounds each read; only the clock bounds an answer that comes in drops.
+        # A timeout of the socket bounds each read; only the clock bounds an answer that comes in drops. So each
+        # read takes what has arrived (read1), and none waits for a full buffer.
         parts: list[bytes] = []
         size = 0
-        for part in response.stream(1 << 16):
+        while part := response.read1(1 << 16):
             parts.append(part)
             size += len(part)
             if self._clock() > deadline:

@@ -1,0 +1,186 @@
+"""The connection over a fake transport: pinning, retry, deadline, breaker. No sockets, no waiting."""
+
+import json
+
+import pytest
+from tlp_client.breaker import CircuitBreaker
+from tlp_client.connection import Connection
+from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
+from tlp_client.tasks import Task
+from tlp_client.transport import HttpAnswer
+
+TASK = Task("[]", "llvm")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Script:
+    """A transport that plays a list of answers and exceptions, each taking `cost` seconds."""
+
+    def __init__(self, clock, *moves, cost=0.01):
+        self.clock, self.moves, self.cost = clock, list(moves), cost
+        self.requests = []
+
+    def post(self, path, body, headers, timeout_s):
+        self.requests.append((path, json.loads(body), headers, timeout_s))
+        self.clock.now += min(self.cost, timeout_s)
+        move = self.moves.pop(0)
+        if isinstance(move, Exception):
+            raise move
+        return move
+
+
+def scores(version="v1", count=1):
+    body = {"format": 1, "model": "m", "version": version, "scores": [0.5] * count, "errors": []}
+    return HttpAnswer(200, {}, json.dumps(body).encode())
+
+
+def refusal(status, code="", **headers):
+    return HttpAnswer(status, headers, json.dumps({"error": f"refused {status}", "code": code}).encode())
+
+
+def connect(*moves, cost=0.01, **options):
+    clock = Clock()
+    script = Script(clock, *moves, cost=cost)
+    breaker = CircuitBreaker(clock=clock)
+    connection = Connection(
+        "http://x", transport=script, breaker=breaker, clock=clock, sleep=clock.sleep, **options
+    )
+    return connection, script, clock
+
+
+def predict(connection):
+    return connection.predict(TASK, ['["CI", 1]'], [[0]])
+
+
+def asked_versions(script):
+    return [body["version"] for _, body, _, _ in script.requests]
+
+
+def test_the_version_of_the_first_answer_is_asked_for_until_unpin():
+    connection, script, _ = connect(scores("v1"), scores("v1"), scores("v2"), scores("v2"))
+    for _ in range(2):
+        predict(connection)
+    connection.unpin()
+    for _ in range(2):
+        predict(connection)
+    assert asked_versions(script) == [None, "v1", None, "v2"]
+    assert connection.pinned == ("m", "v2")
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "unknown_version"), (409, "version_gone")])
+def test_a_version_that_is_gone_is_replaced_by_the_one_that_serves(status, code):
+    connection, script, _ = connect(scores("v1"), refusal(status, code), scores("v2"))
+    predict(connection)
+    assert predict(connection).version == "v2"
+    assert asked_versions(script) == [None, "v1", None]
+
+
+def test_an_unknown_platform_is_left_out_from_then_on(caplog):
+    connection, script, _ = connect(refusal(404, "unknown_platform"), scores(), scores(), platform="new-gpu")
+    predict(connection)
+    predict(connection)
+    assert [body["task"]["platform"] for _, body, _, _ in script.requests] == ["new-gpu", None, None]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("first", [Unreachable("x"), refusal(503), refusal(429), refusal(500), refusal(504)])
+def test_a_passing_fault_is_tried_once_more(first):
+    connection, script, _ = connect(first, scores())
+    assert predict(connection).scores == [0.5]
+    assert len(script.requests) == 2
+
+
+def test_the_second_fault_is_raised():
+    connection, script, _ = connect(Unreachable("first"), Unreachable("second"))
+    with pytest.raises(Unreachable, match="second"):
+        predict(connection)
+    assert len(script.requests) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+def test_a_fault_of_the_request_is_not_tried_again(status):
+    connection, script, _ = connect(refusal(status))
+    with pytest.raises(Refused, match=f"{status}: refused {status}"):
+        predict(connection)
+    assert len(script.requests) == 1
+
+
+def test_retry_after_is_followed_where_the_deadline_allows():
+    connection, script, clock = connect(refusal(429, **{"retry-after": "2"}), scores(), deadline_s=10)
+    predict(connection)
+    assert clock.now == pytest.approx(2 + 2 * 0.01)
+    connection, script, clock = connect(refusal(429, **{"retry-after": "20"}), deadline_s=10)
+    with pytest.raises(Refused):
+        predict(connection)
+    assert len(script.requests) == 1
+    assert clock.now < 1
+
+
+def test_each_try_gets_what_is_left_of_the_deadline():
+    connection, script, _ = connect(refusal(503), scores(), cost=0.3, deadline_s=1)
+    predict(connection)
+    (_, _, headers, first), (_, _, _, second) = script.requests
+    assert (first, headers["tlp-deadline-s"]) == (1, "1.000")
+    assert second == pytest.approx(1 - 0.3 - 0.1)
+
+
+def test_no_second_try_after_the_deadline():
+    connection, script, clock = connect(Unreachable("slow"), cost=5, deadline_s=0.2)
+    with pytest.raises(ServiceError):
+        predict(connection)
+    assert len(script.requests) == 1
+    assert clock.now <= 0.2
+
+
+def test_after_three_failures_the_service_is_not_asked_for_a_while():
+    connection, script, clock = connect(*[Unreachable("down")] * 6, scores())
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            predict(connection)
+    with pytest.raises(Unreachable, match="not asked"):
+        predict(connection)
+    assert len(script.requests) == 6
+    clock.now += 2
+    assert predict(connection).scores == [0.5]
+    assert len(script.requests) == 7
+
+
+def test_a_fault_of_the_request_does_not_open_the_breaker():
+    connection, script, _ = connect(*[refusal(422)] * 5, scores())
+    for _ in range(5):
+        with pytest.raises(Refused):
+            predict(connection)
+    assert predict(connection).scores == [0.5]
+
+
+@pytest.mark.parametrize(
+    "answer", [HttpAnswer(200, {}, b"<html>"), HttpAnswer(204, {}, b""), HttpAnswer(302, {}, b"elsewhere"), scores(count=2)]
+)
+def test_an_answer_that_is_none_is_a_failure(answer):
+    connection, _, _ = connect(answer)
+    with pytest.raises(BadAnswer):
+        predict(connection)
+
+
+@pytest.mark.parametrize("body", [b"<html>bad gateway</html>", b"", b"[]", b'{"error": 1}', b"\xff"])
+def test_a_refusal_with_a_body_of_anybody_is_a_refusal(body):
+    connection, _, _ = connect(HttpAnswer(502, {"retry-after": "soon"}, body), HttpAnswer(502, {}, body))
+    with pytest.raises(Refused) as refused:
+        predict(connection)
+    assert refused.value.status == 502
+
+
+def test_the_deadline_passed_before_the_second_exchange():
+    connection, _, _ = connect(refusal(404, "unknown_version"), cost=3, deadline_s=2)
+    connection.pin("m", "v0")
+    with pytest.raises(DeadlineExceeded, match="no time left"):
+        predict(connection)

@@ -1,0 +1,216 @@
+import gzip
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tlp_client.errors import InvalidInput, InvalidRecord
+from tlp_client.primitives import Primitive
+from tlp_client.records import LogReader, Record, RecordParser, read_record, split_primitives
+
+LINE = (
+    '{"i": [["[\\"matmul\\", 128]", "llvm -keys=cpu", [18, 64, 64, 0, 0, 0, 0, 0], "", 2, []], '
+    '[[], [["CI", 4], ["SP", 2, 0, 128, [4, 2, 4], 1], ["PR", 2, 0, "auto_unroll_max_step$0"]]]], '
+    '"r": [[5.80388e-05, 6e-05], 0, 0.299169, 1603402396], "v": "v0.6"}'
+)
+
+
+def parse(line: str) -> Record:
+    return RecordParser().parse(line)
+
+
+def test_the_fields_of_a_record():
+    record = parse(LINE)
+    assert record.task.workload_key == '["matmul", 128]'
+    assert record.task.target == "llvm -keys=cpu"
+    assert record.primitives == (
+        Primitive("CI", (4,)),
+        Primitive("SP", (2, 0, 128, (4, 2, 4), 1)),
+        Primitive("PR", (2, 0, "auto_unroll_max_step$0")),
+    )
+    assert record.costs == (5.80388e-05, 6e-05)
+    assert (record.error_no, record.all_cost, record.timestamp) == (0, 0.299169, 1603402396)
+    assert record.version == "v0.6"
+    assert record.is_valid
+
+
+def test_a_record_is_written_byte_for_byte(measured_lines, cuda_lines):
+    parser = RecordParser()
+    for line in (LINE, *measured_lines, *cuda_lines):
+        assert parser.parse(line).to_line() == line
+
+
+def test_parsing_by_pieces_equals_parsing_whole(measured_lines, cuda_lines):
+    parser = RecordParser()
+    for line in (LINE, *measured_lines, *cuda_lines):
+        assert parser._parse_by_pieces(line) == read_record(json.loads(line))
+
+
+def test_another_layout_of_the_same_json_is_the_same_record(measured_lines):
+    for line in measured_lines[:10]:
+        compact = json.dumps(json.loads(line), separators=(",", ":"))
+        assert parse(compact) == parse(line)
+
+
+def test_equal_primitives_of_one_parser_are_one_object():
+    parser = RecordParser()
+    first, second = parser.parse(LINE), parser.parse(LINE.replace('["CI", 4]', '["CI", 5]'))
+    assert first.primitives[1] is second.primitives[1]
+    assert first.task is second.task
+
+
+def test_the_separator_inside_a_string_does_not_split_a_primitive():
+    tricky = LINE.replace("auto_unroll_max_step$0", '], [\\"CI').replace('["CI", 4], ', "")
+    assert parse(tricky).primitives[-1] == Primitive("PR", (2, 0, '], ["CI'))
+
+
+def test_the_steps_mark_inside_the_workload_key_does_not_end_the_task():
+    tricky = LINE.replace('\\"matmul\\"', '\\"], [[], [[\\\\\\"CI\\"')
+    assert parse(tricky) == read_record(json.loads(tricky))
+
+
+@pytest.mark.parametrize(("version", "length"), [("v0.2", 2), ("v0.3", 3), ("v0.4", 4), ("v0.5", 5), ("v0.6", 6)])
+def test_every_version_of_the_log_holds_the_same_schedule(version, length):
+    document = json.loads(LINE)
+    document["i"][0] = document["i"][0][:length]
+    document["v"] = version
+    old, new = parse(json.dumps(document)), parse(LINE)
+    assert (old.primitives, old.costs, old.task.workload) == (new.primitives, new.costs, new.task.workload)
+    assert json.loads(old.to_line()) == document
+
+
+@pytest.mark.parametrize(
+    ("costs", "error_no", "is_valid"),
+    [
+        ([0.001], 0, True),
+        ([1e10], 4, False),
+        ([0.001], 6, False),
+        ([0.0], 0, False),
+        ([-1e-9], 0, False),
+        ([1e-12], 0, False),
+        ([], 0, False),
+        ([1e10], 0, False),
+        ([489.0], 0, True),
+        ([0.001, 0.0], 0, False),
+    ],
+)
+def test_which_records_are_measurements(costs, error_no, is_valid):
+    document = json.loads(LINE)
+    document["r"][:2] = [costs, error_no]
+    assert parse(json.dumps(document)).is_valid is is_valid
+
+
+def changed(path, value):
+    document = json.loads(LINE)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    if value is KeyError:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (LINE[:150], "not JSON"),
+        ("[1, 2]", "a record is a JSON object"),
+        (changed(["i"], KeyError), "no 'i'"),
+        (changed(["r"], KeyError), "no 'r'"),
+        (changed(["v"], "v0.9"), "version 'v0.9' is not one of v0.2, v0.3"),
+        (changed(["v"], KeyError), "version None"),
+        (changed(["i"], [1]), "'i' is a list of two elements"),
+        (changed(["i", 1], []), r"the state, i\[1\]"),
+        (changed(["i", 1, 1, 1], ["PPT", 2, 0]), "primitive 1: unknown primitive kind 'PPT'"),
+        (changed(["i", 1, 1, 2], []), "primitive 2: a primitive is a list"),
+        (changed(["i", 0], ["a"]), "the task is a list of 2 to 6"),
+        (changed(["r"], [1, 2, 3]), "'r' is a list of four elements"),
+        (changed(["r", 0], 0.1), r"r\[0\], the costs, is a list"),
+        (changed(["r", 0], [0.1, "x"]), r"r\[0\]\[1\], a cost, is a finite number in seconds, not 'x'"),
+        (changed(["r", 0], [float("nan")]), r"r\[0\]\[0\].*not nan"),
+        (changed(["r", 0], [float("inf")]), r"r\[0\]\[0\].*not inf"),
+        (LINE.replace("5.80388e-05", "1e400"), r"r\[0\]\[0\].*not inf"),
+        (changed(["r", 0], [True]), r"r\[0\]\[0\].*not True"),
+        (changed(["r", 1], 9), "error number.*not 9"),
+        (changed(["r", 1], "0"), "error number"),
+        (changed(["r", 3], float("nan")), "timestamp"),
+        ('{"input": [], "config": {}, "result": []}', "AutoTVM"),
+        ("[" * 100_000, "nested too deeply|not JSON"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_its_reason(line, message):
+    with pytest.raises(InvalidInput, match=message):
+        parse(line)
+
+
+def test_a_record_without_primitives_is_one():
+    assert parse(LINE[: LINE.index('["CI"')] + ']]], "r": [[1.0], 0, 1, 1], "v": "v0.6"}').primitives == ()
+
+
+def test_a_damaged_log_gives_its_good_lines_and_says_where_the_bad_ones_are(tmp_path):
+    good = LINE.encode()
+    cut = good[:-30]
+    lines = [b"\xef\xbb\xbf" + good, b"# a comment", b"", cut, b"\x00" * 20, good + b"\r", b"\xff\xfe" + good, good]
+    path = tmp_path / "log.json"
+    path.write_bytes(b"\n".join(lines))  # the last line has no newline
+    reader = LogReader()
+    records = list(reader.read_file(path))
+    assert records == [parse(LINE)] * 3
+    assert [(r.source, r.number) for r in reader.refused] == [(str(path), 4), (str(path), 5), (str(path), 7)]
+    assert [r.reason.split(":")[0] for r in reader.refused] == ["not JSON", "not JSON", "not UTF-8"]
+    assert reader.counts == Counter(records=3, refused=3, comments=1)
+
+
+def test_a_batch_of_64_with_one_cut_record_gives_63(measured_lines):
+    lines = measured_lines[:64]
+    lines[17] = lines[17][: len(lines[17]) // 3]
+    reader = LogReader()
+    outcomes = list(reader.read_lines(line.encode() for line in lines))
+    assert sum(isinstance(o, Record) for _, o in outcomes) == 63
+    assert [r.number for r in reader.refused] == [18]
+
+
+def test_a_gzip_log_is_read_whatever_its_name(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_bytes(gzip.compress(LINE.encode() * 1 + b"\n"))
+    assert list(LogReader().read_file(path)) == [parse(LINE)]
+
+
+def test_a_cut_gzip_log_gives_what_can_be_read(tmp_path, measured_lines):
+    whole = gzip.compress("\n".join(measured_lines).encode())
+    path = tmp_path / "log.json.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    reader = LogReader()
+    records = list(reader.read_file(path))
+    assert 0 < len(records) < len(measured_lines)
+    assert "the rest cannot be read" in reader.refused[-1].reason
+
+
+def test_an_empty_log_is_no_error(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_bytes(b"")
+    reader = LogReader()
+    assert list(reader.read_file(path)) == []
+    assert reader.refused == []
+
+
+def test_split_primitives_is_the_text_of_each():
+    assert split_primitives(LINE)[0] == '["CI", 4]'
+    assert [json.loads(p) for p in split_primitives(LINE)] == json.loads(LINE)["i"][1][1]
+    assert split_primitives('{"i": [["w", "llvm"], [[], []]], "r": [[0], 0, 0, 0], "v": "v0.6"}') == []
+    with pytest.raises(InvalidRecord):
+        split_primitives("{}")
+
+
+@given(st.integers(0, len(LINE)), st.integers(0, len(LINE)), st.text(max_size=4))
+def test_any_damage_to_a_line_is_refused_or_read_alike_by_both_ways(start, length, inserted):
+    line = LINE[:start] + inserted + LINE[start + length % 7 :]
+    parser = RecordParser()
+    try:
+        record = parser.parse(line)
+    except InvalidInput:
+        return
+    assert record == read_record(json.loads(line))

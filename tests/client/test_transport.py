@@ -1,0 +1,127 @@
+"""The HTTP transport against servers that misbehave, over real sockets."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from tlp_client.errors import DeadlineExceeded, Unreachable
+from tlp_client.transport import HttpTransport
+
+
+@contextlib.contextmanager
+def server(*behaviours):
+    """Serve one connection after the other, each by the next behaviour; yield the URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+    held = []
+
+    def run():
+        for behave in behaviours:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            held.append(connection)
+            with contextlib.suppress(OSError):
+                behave(connection, stop)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        stop.set()
+        listener.close()
+        for connection in held:
+            connection.close()
+        thread.join(5)
+
+
+def post(url, timeout_s=2.0):
+    return HttpTransport(url).post("/v1/predict", b"{}", {}, timeout_s)
+
+
+def replies(data):
+    def behave(connection, stop):
+        connection.recv(65536)
+        connection.sendall(data)
+        connection.close()
+
+    return behave
+
+
+def test_a_whole_answer_is_returned():
+    with server(replies(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nRetry-After: 3\r\n\r\nok")) as url:
+        answer = post(url)
+    assert (answer.status, answer.body, answer.headers["retry-after"]) == (200, b"ok", "3")
+
+
+def test_the_connection_is_kept():
+    def two_on_one_connection(connection, stop):
+        for _ in range(2):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with server(two_on_one_connection) as url:
+        transport = HttpTransport(url)
+        assert [transport.post("/", b"", {}, 2).body for _ in range(2)] == [b"ok", b"ok"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhal",
+        b"garbage\r\n\r\n",
+    ],
+    ids=["closed socket", "half-sent body", "half-sent chunk", "no HTTP"],
+)
+def test_an_answer_that_breaks_off_is_unreachable(data):
+    with server(replies(data)) as url, pytest.raises(Unreachable):
+        post(url)
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(Unreachable):
+        post(f"http://127.0.0.1:{port}")
+
+
+def test_a_server_that_sleeps_costs_no_more_than_the_timeout():
+    with server(lambda connection, stop: stop.wait(5)) as url:
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            post(url, timeout_s=0.2)
+        assert time.monotonic() - started < 0.5
+
+
+def test_a_server_that_drips_costs_no_more_than_twice_the_timeout():
+    def drip(connection, stop):
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while not stop.wait(0.05):
+            connection.sendall(b"x")
+
+    with server(drip) as url:
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            post(url, timeout_s=0.3)
+        assert time.monotonic() - started < 0.8
+
+
+def test_a_broken_connection_is_not_used_again():
+    good = replies(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    with server(replies(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), good) as url:
+        transport = HttpTransport(url)
+        with pytest.raises(Unreachable):
+            transport.post("/", b"", {}, 2)
+        assert transport.post("/", b"", {}, 2).body == b"ok"
+
+
+def test_a_url_without_scheme_is_refused_at_once():
+    with pytest.raises(ValueError, match="http://"):
+        HttpTransport("host:8000")

@@ -1,0 +1,30 @@
+"""Fixtures for all tests: committed records, a model whose scores can be computed by hand, a running server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture
+def measured_lines() -> list[str]:
+    """104 records of 8 CPU tasks, measured with Ansor; two thirds of the tasks have failed runs."""
+    return (DATA / "measured.json").read_text().splitlines()
+
+
+@pytest.fixture
+def cuda_lines() -> list[str]:
+    """30 CUDA candidates of 3 tasks, sampled by Ansor; their result means nothing."""
+    return (DATA / "cuda.json").read_text().splitlines()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def session_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("session")
