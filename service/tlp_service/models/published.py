@@ -86,7 +86,9 @@ class PublishedNetwork(nn.Module):
             Which row of the table stands at each step.
         """
         used, places = torch.unique(positions, return_inverse=True)
-        return self.score(self.encoder(table[used])[places])
+        # index_select and not indexing: the gradient of indexing adds up in the order of the threads.
+        encoded = self.encoder(table[used]).index_select(0, places.flatten())
+        return self.score(encoded.unflatten(0, places.shape))
 
     def score(self, encoded: Tensor) -> Tensor:
         """Return the raw scores from encoded rows, shape (candidates, steps, 256)."""

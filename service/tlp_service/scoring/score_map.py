@@ -27,4 +27,5 @@ def fit_score_map(raw: npt.NDArray[np.floating]) -> ScoreMap:
 def map_scores(raw: npt.NDArray[np.floating], score_map: ScoreMap) -> npt.NDArray[np.float64]:
     """Return the served scores of raw ones; not finite where `raw` is not."""
     x = (np.asarray(raw, dtype=np.float64) - score_map.center) / score_map.scale
-    return 0.5 * (1.0 + x / (1.0 + np.abs(x)))
+    with np.errstate(invalid="ignore"):  # an infinite raw score becomes NaN, which the scorer answers for
+        return 0.5 * (1.0 + x / (1.0 + np.abs(x)))

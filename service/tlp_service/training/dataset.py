@@ -105,7 +105,8 @@ def read_records(
                 continue
             report.counts["used"] += 1
             yield platform, record
-        report.counts["left out: refused line"] += len(reader.refused)
+        if reader.refused:
+            report.counts["left out: refused line"] += len(reader.refused)
         report.refused.extend(reader.refused)
 
 
@@ -154,9 +155,11 @@ class _Builder:
         tasks = []
         for (platform, workload), candidates in sorted(self.costs.items()):
             good = {c: costs for c, costs in candidates.items() if errors.keys().isdisjoint(c)}
-            report.counts["left out: primitive without a row"] += len(candidates) - len(good)
-            if len(good) < min_candidates:
+            if len(good) < len(candidates):
+                report.counts["left out: primitive without a row"] += len(candidates) - len(good)
+            if 0 < len(good) < min_candidates:
                 report.counts["left out: task with too few candidates"] += len(good)
+            if len(good) < min_candidates:
                 continue
             lengths = np.array([len(c) for c in good], dtype=np.int64)
             indices = np.array([i for c in good for i in c], dtype=np.int64)

@@ -1,0 +1,149 @@
+import json
+
+import numpy as np
+import pytest
+from tlp_client.records import RecordParser
+from tlp_service.errors import BadRecords, BadSettings
+from tlp_service.features.published import PUBLISHED
+from tlp_service.training.dataset import ImportReport, build_sets, log_files, read_records, split_by_workload
+from tlp_service.training.platforms import PlatformTable
+
+
+def line(workload="w", costs=(0.1,), error_no=0, steps=(["CI", 1],), target="llvm"):
+    return json.dumps(
+        {
+            "i": [[json.dumps([workload]), target], [[], list(steps)]],
+            "r": [list(costs), error_no, 0.1, 1],
+            "v": "v0.2",
+        }
+    )
+
+
+def build(*lines, platform="p"):
+    report = ImportReport()
+    parser = RecordParser()
+    records = [(platform, parser.parse(text)) for text in lines]
+    return build_sets(records, PUBLISHED, report), report
+
+
+def test_labels_are_the_best_cost_over_each():
+    sets, _ = build(line(costs=[0.2, 0.4, 0.1]), line(costs=[0.1], steps=[["CI", 2]]))
+    (task,) = sets["cpu"].tasks
+    assert task.costs.tolist() == [0.2, 0.1]  # the median of repeats
+    assert task.labels.tolist() == [0.5, 1.0]
+    assert sets["cpu"].platforms == ("p",)
+
+
+def test_equal_candidates_are_one_with_the_costs_of_all():
+    sets, _ = build(line(costs=[1.0]), line(costs=[3.0]), line(costs=[2.0]), line(costs=[9.0], steps=[]))
+    assert sets["cpu"].tasks[0].costs.tolist() == [2.0, 9.0]
+
+
+def test_rows_stand_where_positions_say():
+    sets, _ = build(line(steps=[["CI", 1], ["CR", 2]]), line(steps=[["CR", 2]]))
+    training_set = sets["cpu"]
+    rows = training_set.table[training_set.tasks[0].positions]
+    assert rows.shape == (2, 25, 22)
+    assert rows[0, 1].tolist() == rows[1, 0].tolist() != [0.0] * 22
+    assert not rows[1, 1:].any()
+
+
+def test_cpu_and_gpu_records_make_two_sets():
+    gpu = [line(target="cuda", steps=[["CI", n]]) for n in (1, 2)]
+    sets, report = build(line(), line(steps=[]), *gpu, line(target="hexagon"))
+    assert {kind: s.candidates for kind, s in sets.items()} == {"cpu": 2, "gpu": 2}
+    assert report.counts["left out: target of another platform kind"] == 1
+
+
+def test_a_primitive_without_a_row_leaves_its_record_out_and_is_counted():
+    sets, report = build(line(), line(steps=[]), line(steps=[["SA", 1, 2, 3, 4]]))
+    assert sets["cpu"].candidates == 2
+    assert report.counts["left out: primitive without a row"] == 1
+
+
+def test_failures_and_impossible_costs_never_become_labels(tmp_path):
+    bad = [
+        line(costs=[1e10], error_no=4), line(costs=[0.0]), line(costs=[-1e-9]), line(costs=[1e-12]), line(costs=[]),
+        line(costs=[0.1], error_no=2),
+    ]  # fmt: skip
+    good = [line(costs=[0.1]), line(costs=[0.2], steps=[])]
+    path = tmp_path / "log.json"
+    path.write_text("\n".join(["# comment", *bad, *good, good[0][:40]]))
+    report = ImportReport()
+    records = list(read_records([path], lambda path, record: "p", report))
+    assert len(records) == 2
+    assert report.counts == {
+        "used": 2,
+        "left out: failed or implausible run": 6,
+        "left out: refused line": 1,
+    }
+    assert [r.number for r in report.refused] == [10]
+    task = build_sets(records, PUBLISHED, report)["cpu"].tasks[0]
+    assert np.isfinite(task.labels).all()
+
+
+def test_a_task_with_failures_only_is_no_task(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text("\n".join(line(costs=[1e10], error_no=2, steps=[["CI", n]]) for n in range(50)))
+    report = ImportReport()
+    assert build_sets(read_records([path], lambda p, r: "p", report), PUBLISHED, report) == {}
+    assert report.counts["left out: failed or implausible run"] == 50
+
+
+def test_the_split_is_by_workload_over_all_platforms_and_repeatable():
+    lines = [line(workload=f"w{n}", steps=[["CI", m]]) for n in range(20) for m in range(3)]
+    parser = RecordParser()
+    records = [(platform, parser.parse(text)) for platform in ("k80", "v100") for text in lines]
+    training_set = build_sets(records, PUBLISHED, ImportReport())["cpu"]
+    parts = split_by_workload(training_set, (0.1, 0.2), seed=3)
+    workloads = [{t.workload for t in part.tasks} for part in parts]
+    assert [len(w) for w in workloads] == [14, 2, 4]
+    assert set.union(*workloads) == {f'["w{n}"]' for n in range(20)}
+    assert sum(len(w) for w in workloads) == 20  # disjoint
+    assert [len(part.tasks) for part in parts] == [28, 4, 8]
+    again = split_by_workload(training_set, (0.1, 0.2), seed=3)
+    assert [{t.workload for t in part.tasks} for part in again] == workloads
+
+
+def test_too_few_workloads_to_hold_any_back_is_an_error():
+    sets, _ = build(line("a"), line("a", steps=[]), line("b"), line("b", steps=[]))
+    with pytest.raises(BadRecords, match="2 workloads are too few"):
+        split_by_workload(sets["cpu"], (0.1, 0.1), seed=0)
+
+
+def test_log_files_are_found_below_folders_and_by_name(tmp_path):
+    for name in ("b.json", "a.log.gz", "sub/c.json.gz", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = [p.relative_to(tmp_path).as_posix() for p in log_files([tmp_path])]
+    assert found == ["a.log.gz", "b.json", "sub/c.json.gz"]
+    with pytest.raises(BadRecords, match="no such file"):
+        list(log_files([tmp_path / "missing"]))
+
+
+TABLE = """folder,where,platform,may_ship_weights
+logs/k80,,k80,yes
+logs/mixed,target has sm_80,a100,yes
+logs/mixed,hardware parameters start with 4,x86-4c,no
+"""
+
+
+@pytest.mark.parametrize(("only_shippable", "x86"), [(False, "x86-4c"), (True, None)])
+def test_a_table_tells_platforms_by_folder_and_condition(tmp_path, only_shippable, x86):
+    (tmp_path / "platforms.csv").write_text(TABLE)
+    table = PlatformTable.read(tmp_path / "platforms.csv", only_shippable)
+    parse = RecordParser().parse
+    cuda = parse(line(target="cuda -arch=sm_80"))
+    cpu = parse(line().replace('"llvm"]', '"llvm", [4, 0, 0, 0, 0, 0, 0, 0]]'))
+    assert table(tmp_path / "logs/k80/a.json", cpu) == "k80"
+    assert table(tmp_path / "logs/mixed/a.json", cuda) == "a100"
+    assert table(tmp_path / "logs/mixed/a.json", cpu) == x86
+    assert table(tmp_path / "elsewhere/a.json", cuda) is None
+
+
+@pytest.mark.parametrize("text", ["folder,where\na,b\n", TABLE.replace("target has", "the target is")])
+def test_a_table_that_cannot_be_read_is_named_with_its_line(tmp_path, text):
+    path = tmp_path / "platforms.csv"
+    path.write_text(text)
+    with pytest.raises(BadSettings, match=r"platforms.csv:[23]: "):
+        PlatformTable.read(path)

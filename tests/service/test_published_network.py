@@ -1,0 +1,97 @@
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from tlp_service.errors import BadVersion
+from tlp_service.models.export import check_equal, export_onnx
+from tlp_service.models.published import PublishedNetwork, SelfAttention
+from torch import nn
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(1)
+    return PublishedNetwork(22).eval()
+
+
+def rows(count, steps=25, width=22):
+    return np.random.default_rng(0).integers(0, 64, (count, steps, width)).astype(np.float32)
+
+
+def test_the_attention_is_torchs_own():
+    torch.manual_seed(0)
+    ours, theirs = SelfAttention(256, 8), nn.MultiheadAttention(256, 8, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.project_in.weight)
+        theirs.in_proj_bias.copy_(ours.project_in.bias)
+        theirs.out_proj.weight.copy_(ours.project_out.weight)
+        theirs.out_proj.bias.copy_(ours.project_out.bias)
+    steps = torch.randn(3, 25, 256)
+    torch.testing.assert_close(ours(steps), theirs(steps, steps, steps)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_layers_are_those_of_the_paper(network):
+    shapes = [tuple(p.shape) for name, p in network.named_parameters() if name.endswith("weight")]
+    assert shapes == [
+        (64, 22), (128, 64), (256, 128), (256, 256),
+        (768, 256), (256, 256),
+        (256, 256), (256, 256),
+        (256, 256), (128, 256), (64, 128), (1, 64),
+    ]  # fmt: skip
+
+
+def test_the_network_step_by_step(network):
+    batch = torch.from_numpy(rows(3))
+    with torch.no_grad():
+        encoded = network.encoder(batch)
+        steps = network.attention(encoded) + encoded
+        for block in network.residuals:
+            steps = torch.relu(block[0](steps)) + steps
+        expected = network.head(steps).sum(dim=(1, 2))
+        torch.testing.assert_close(network(batch), expected)
+    assert expected.shape == (3,)
+
+
+def test_scoring_from_distinct_rows_is_scoring_from_all(network):
+    table = torch.from_numpy(rows(1, steps=9)[0])
+    positions = torch.randint(0, 9, (5, 25))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            network.score_distinct(table, positions), network(table[positions]), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_extents_as_large_as_real_ones_leave_the_gradient_finite():
+    torch.manual_seed(0)
+    network = PublishedNetwork(20)
+    batch = torch.from_numpy(rows(4, 40, 20)) * 5e6
+    network(batch).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in network.parameters())
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    torch.manual_seed(1)
+    network = PublishedNetwork(22).eval()
+    path = tmp_path_factory.mktemp("onnx") / "cpu.onnx"
+    assert export_onnx(network, rows(16), path) <= 1e-5
+    return network, path
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 64, 2048])
+def test_the_exported_file_takes_any_batch(exported, batch):
+    network, path = exported
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (actual,) = session.run(None, {"rows": rows(batch)})
+    with torch.no_grad():
+        expected = network(torch.from_numpy(rows(batch))).numpy()
+    assert actual.shape == (batch,)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_that_scores_otherwise_is_not_published(exported):
+    network, path = exported
+    with torch.no_grad():
+        network.head[-1].bias += 0.01
+    with pytest.raises(BadVersion, match="differs from torch"):
+        check_equal(network, rows(4), path)

@@ -1,0 +1,122 @@
+import json
+import re
+
+import pytest
+from models import write_linear_version
+from tlp_service.errors import BadVersion, InvalidBody, UnknownName
+from tlp_service.settings import shipped_model
+from tlp_service.versions.manifest import MANIFEST, read_manifest, write_version
+from tlp_service.versions.platforms import choose_network
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_linear_version(tmp_path)
+
+
+def rewrite(folder, **changes):
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_version_is_read_as_it_was_written(folder):
+    manifest = read_manifest(folder)
+    assert manifest.version == folder.name
+    assert re.fullmatch(r"published-[0-9a-f]{12}", manifest.version)
+    assert manifest.network("gpu").platforms == ["k80", "v100"]
+
+
+def test_the_same_networks_have_the_same_name_and_others_another(tmp_path):
+    names = {write_linear_version(tmp_path / str(n), factor).name for n, factor in enumerate((1.0, 1.0, 2.0))}
+    assert len(names) == 2
+
+
+def test_a_version_is_immutable(folder):
+    manifest = read_manifest(folder)
+    write_version(folder.parent, manifest, {n.file: folder / n.file for n in manifest.networks})  # the same: fine
+    changed = json.loads((folder / MANIFEST).read_text())
+    changed["networks"][0]["platforms"] = ["other"]
+    (folder / MANIFEST).write_text(json.dumps(changed))
+    with pytest.raises(BadVersion, match="immutable"):
+        write_version(folder.parent, manifest, {n.file: folder / n.file for n in manifest.networks})
+
+
+def test_writing_leaves_nothing_aside(folder):
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / MANIFEST).unlink(), "manifest.json is missing"),
+        (lambda f: (f / MANIFEST).write_text(""), "not JSON"),
+        (lambda f: (f / MANIFEST).write_text("[]"), "manifest schema None, this server reads 1"),
+        (lambda f: rewrite(f, schema=2), "manifest schema 2, this server reads 1"),
+        (lambda f: rewrite(f, networks=[]), "no networks"),
+        (lambda f: rewrite(f, networks=5), "Expected `array`"),
+        (lambda f: rewrite(f, spare=5), "unknown field `spare`"),
+        (lambda f: (f / "cpu.onnx").unlink(), "'cpu.onnx' is missing"),
+        (lambda f: (f / "cpu.onnx").write_bytes(b""), "sha256 differs"),
+        (lambda f: (f / "cpu.onnx").write_bytes((f / "cpu.onnx").read_bytes() + b"x"), "sha256 differs"),
+    ],
+)
+def test_a_damaged_version_is_refused_with_its_reason(folder, damage, message):
+    damage(folder)
+    with pytest.raises(BadVersion, match=re.escape(message)):
+        read_manifest(folder)
+
+
+def test_a_manifest_cannot_name_a_file_outside_its_folder(folder):
+    document = json.loads((folder / MANIFEST).read_text())
+    document["networks"][0]["file"] = "../scratch/cpu.onnx"
+    rewrite(folder, networks=document["networks"])
+    with pytest.raises(BadVersion, match="is missing"):
+        read_manifest(folder)
+
+
+def test_the_shipped_version_is_whole():
+    manifest = read_manifest(shipped_model())
+    assert {n.platform_kind for n in manifest.networks} == {"cpu", "gpu"}
+    for network in manifest.networks:
+        ours, random = network.metrics["test"], network.metrics["test_random"]
+        assert ours["top1_mean"] > random["top1_mean"]
+
+
+K80_TARGET = "cuda -keys=cuda,gpu -max_num_threads=1024 -thread_warp_size=32"
+
+
+@pytest.mark.parametrize(
+    ("platform", "target", "kind"),
+    [
+        ("k80", K80_TARGET, "gpu"),
+        ("v100", K80_TARGET, "gpu"),
+        ("epyc", "llvm", "cpu"),
+        ("cpu", "llvm", "cpu"),
+        (None, "llvm -mcpu=core-avx2", "cpu"),
+        (None, K80_TARGET, "gpu"),
+        (None, "hexagon -model=epyc", "cpu"),
+        ("epyc", "hexagon", "cpu"),
+    ],
+)
+def test_the_stated_platform_decides_and_then_the_target(folder, platform, target, kind):
+    assert choose_network(read_manifest(folder), platform, target).platform_kind == kind
+
+
+@pytest.mark.parametrize(
+    ("platform", "target", "fault", "message"),
+    [
+        ("t4", K80_TARGET, UnknownName, "does not know 't4'; it knows cpu, epyc, gpu, k80, v100"),
+        ("k80", "llvm", InvalidBody, "'k80' is a gpu, the target 'llvm' is a cpu"),
+        (None, "hexagon", InvalidBody, "neither 'platform' nor the target 'hexagon' tells"),
+    ],
+)
+def test_what_neither_decides_is_a_clear_error(folder, platform, target, fault, message):
+    with pytest.raises(fault, match=re.escape(message)):
+        choose_network(read_manifest(folder), platform, target)
+
+
+def test_a_kind_without_a_network_is_unknown(tmp_path):
+    folder = write_linear_version(tmp_path, platforms={"cpu": ["epyc"]})
+    with pytest.raises(UnknownName, match="no network for gpu targets") as unknown:
+        choose_network(read_manifest(folder), None, "cuda")
+    assert unknown.value.code == "unknown_platform"
