@@ -1,6 +1,5 @@
 """Fixtures for all tests: committed records, a model whose scores can be computed by hand, a running server."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,5 +25,5 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def session_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("session")
+def session_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("session")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
 from tlp_service.features.published import PUBLISHED
 from tlp_service.versions.manifest import (
     SCHEMA,

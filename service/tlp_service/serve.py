@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -48,10 +50,25 @@ def serve(settings: Settings) -> int:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        host, port = listener.getsockname()[:2]
-        print(f"tlp: listening on http://{host}:{port}", flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        _run(uvicorn.Server(config), listener)
     return 0
+
+
+def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Run the server until a signal has ended it gracefully, and return.
+
+    After its shutdown uvicorn raises the signal anew, for the handlers that it found. The default would end the
+    process right there, before the embedded server is told to stop.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True  # also for a signal that comes before uvicorn listens to it
+
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop_signal, stop)
+    host, port = listener.getsockname()[:2]
+    print(f"tlp: listening on http://{host}:{port}", flush=True)
+    server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

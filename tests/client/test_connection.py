@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.connection import Connection
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
@@ -155,7 +156,7 @@ def test_after_three_failures_the_service_is_not_asked_for_a_while():
 
 
 def test_a_fault_of_the_request_does_not_open_the_breaker():
-    connection, script, _ = connect(*[refusal(422)] * 5, scores())
+    connection, _, _ = connect(*[refusal(422)] * 5, scores())
     for _ in range(5):
         with pytest.raises(Refused):
             predict(connection)
@@ -163,7 +164,13 @@ def test_a_fault_of_the_request_does_not_open_the_breaker():
 
 
 @pytest.mark.parametrize(
-    "answer", [HttpAnswer(200, {}, b"<html>"), HttpAnswer(204, {}, b""), HttpAnswer(302, {}, b"elsewhere"), scores(count=2)]
+    "answer",
+    [
+        HttpAnswer(200, {}, b"<html>"),
+        HttpAnswer(204, {}, b""),
+        HttpAnswer(302, {}, b"elsewhere"),
+        scores(count=2),
+    ],
 )
 def test_an_answer_that_is_none_is_a_failure(answer):
     connection, _, _ = connect(answer)

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+
 from tlp_client.errors import Refused, Unreachable
 from tlp_client.outbox import Outbox
 from tlp_client.wire.measurements import MeasurementAnswer
@@ -69,7 +70,12 @@ def test_put_returns_while_the_service_hangs(outbox, service):
 
 
 def test_what_was_not_acknowledged_is_sent_again_under_the_same_ids(outbox, service):
-    service.faults = [Unreachable("down"), Refused(503, "starting"), Refused(429, "full"), Refused(404, "wrong host")]
+    service.faults = [
+        Unreachable("down"),
+        Refused(503, "starting"),
+        Refused(429, "full"),
+        Refused(404, "wrong host"),
+    ]
     outbox.put(letters(1, 2), "v1")
     assert outbox.flush(5)
     assert service.order == ["id-1", "id-2"]

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tlp_client.errors import InvalidInput, InvalidRecord
 from tlp_client.primitives import Primitive
 from tlp_client.records import LogReader, Record, RecordParser, read_record, split_primitives
@@ -70,7 +71,9 @@ def test_the_steps_mark_inside_the_workload_key_does_not_end_the_task():
     assert parse(tricky) == read_record(json.loads(tricky))
 
 
-@pytest.mark.parametrize(("version", "length"), [("v0.2", 2), ("v0.3", 3), ("v0.4", 4), ("v0.5", 5), ("v0.6", 6)])
+@pytest.mark.parametrize(
+    ("version", "length"), [("v0.2", 2), ("v0.3", 3), ("v0.4", 4), ("v0.5", 5), ("v0.6", 6)]
+)
 def test_every_version_of_the_log_holds_the_same_schedule(version, length):
     document = json.loads(LINE)
     document["i"][0] = document["i"][0][:length]
@@ -153,7 +156,16 @@ def test_a_record_without_primitives_is_one():
 def test_a_damaged_log_gives_its_good_lines_and_says_where_the_bad_ones_are(tmp_path):
     good = LINE.encode()
     cut = good[:-30]
-    lines = [b"\xef\xbb\xbf" + good, b"# a comment", b"", cut, b"\x00" * 20, good + b"\r", b"\xff\xfe" + good, good]
+    lines = [
+        b"\xef\xbb\xbf" + good,
+        b"# a comment",
+        b"",
+        cut,
+        b"\x00" * 20,
+        good + b"\r",
+        b"\xff\xfe" + good,
+        good,
+    ]
     path = tmp_path / "log.json"
     path.write_bytes(b"\n".join(lines))  # the last line has no newline
     reader = LogReader()

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from tlp_client.errors import InvalidRecord
 from tlp_client.tasks import Task, canonical_workload_key, platform_kind, read_task, target_names
 
@@ -43,7 +44,11 @@ def test_a_task_that_breaks_the_form_is_refused_by_the_element(array, message):
     "spellings",
     [
         ['["ac8f944505f7"]', '[ "ac8f944505f7" ]', '["ac8f944505f7"]\n'],
-        ['["0ac8", [1, 56, 56, 64], [3, 3]]', '["0ac8",[1,56,56,64],[3,3]]', '["0ac8",  [1,56, 56,64], [3, 3] ]'],
+        [
+            '["0ac8", [1, 56, 56, 64], [3, 3]]',
+            '["0ac8",[1,56,56,64],[3,3]]',
+            '["0ac8",  [1,56, 56,64], [3, 3] ]',
+        ],
         ['["conv2d_layer", 1, 7, 7, 512]', '["conv2d_layer",1,7,7,512]'],
     ],
 )

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from tlp_client.errors import DeadlineExceeded, Unreachable
 from tlp_client.transport import HttpTransport
 

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.features.published import PUBLISHED

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from tlp_service.training.losses import mse_loss, rank_loss
 
 
@@ -11,7 +12,8 @@ def by_hand(scores, labels):
     rank = {item: position + 1 for position, item in enumerate(order)}
     discount = [math.log2(1 + rank[i]) for i in range(len(scores))]
     ideal = sum(
-        (2**label - 1) / math.log2(2 + position) for position, label in enumerate(sorted(labels, reverse=True))
+        (2**label - 1) / math.log2(2 + position)
+        for position, label in enumerate(sorted(labels, reverse=True))
     )
     gain = [(2**label - 1) / ideal for label in labels]
     loss = 0.0

@@ -2,10 +2,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
+
 from tlp_service.errors import BadVersion
 from tlp_service.models.export import check_equal, export_onnx
 from tlp_service.models.published import PublishedNetwork, SelfAttention
-from torch import nn
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ with zeros. CPU order: CI RE AN RF CHW SP CR CA FU FSP PR. GPU order: AN CHR CHW
 
 import numpy as np
 import pytest
+
 from tlp_client.errors import InvalidPrimitive
 from tlp_client.primitives import ARGUMENTS, read_primitive
 from tlp_service.features.published import PUBLISHED
@@ -56,9 +57,15 @@ def test_every_kind_has_a_golden_row_or_is_unknown_to_the_vocabulary():
     for platform_kind, golden in (("cpu", CPU), ("gpu", GPU)):
         assert set(PUBLISHED[platform_kind].kinds) == set(golden)
         for kind in set(ARGUMENTS) - set(golden):
-            step = {"CHR": ["CHR", 4, "shared", [5]], "FFSP": ["FFSP", 6, 0, [4], 1, 1], "SA": ["SA", 2, 1, 32, 4]}
+            step = {
+                "CHR": ["CHR", 4, "shared", [5]],
+                "FFSP": ["FFSP", 6, 0, [4], 1, 1],
+                "SA": ["SA", 2, 1, 32, 4],
+            }
             step |= {"RF": ["RF", 2, 1, 3], "CR": ["CR", 5]}
-            with pytest.raises(InvalidPrimitive, match=f"{platform_kind} vocabulary has no primitive kind '{kind}'"):
+            with pytest.raises(
+                InvalidPrimitive, match=f"{platform_kind} vocabulary has no primitive kind '{kind}'"
+            ):
                 PUBLISHED[platform_kind].row(read_primitive(step[kind]))
 
 

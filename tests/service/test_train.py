@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
 from tlp_service.features.published import PUBLISHED

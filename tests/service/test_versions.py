@@ -3,6 +3,7 @@ import re
 
 import pytest
 from models import write_linear_version
+
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import MANIFEST, read_manifest, write_version
@@ -33,7 +34,9 @@ def test_the_same_networks_have_the_same_name_and_others_another(tmp_path):
 
 def test_a_version_is_immutable(folder):
     manifest = read_manifest(folder)
-    write_version(folder.parent, manifest, {n.file: folder / n.file for n in manifest.networks})  # the same: fine
+    write_version(
+        folder.parent, manifest, {n.file: folder / n.file for n in manifest.networks}
+    )  # the same: fine
     changed = json.loads((folder / MANIFEST).read_text())
     changed["networks"][0]["platforms"] = ["other"]
     (folder / MANIFEST).write_text(json.dumps(changed))

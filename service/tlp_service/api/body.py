@@ -99,7 +99,7 @@ def decode_json(body: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as strict:
         # The slower parser of the standard library knows NaN, and gives a line and column.
         try:
-            return json.loads(body)
+            return json.loads(body.decode())  # not of bytes, which may be UTF-16 to json
         except UnicodeDecodeError as error:
             raise MalformedBody(f"body: not UTF-8 at byte {error.start}") from None
         except json.JSONDecodeError as error:

@@ -185,5 +185,6 @@ def _log_ranking(title: str, figures: dict[str, Any]) -> None:
 
 def _counts(report: ImportReport) -> str:
     return (
-        "; ".join(f"{cause}: {count}" for cause, count in sorted(report.counts.items())) or "no records at all"
+        "; ".join(f"{cause}: {count}" for cause, count in sorted(report.counts.items()))
+        or "no records at all"
     )

@@ -1,0 +1,241 @@
+"""Bad input over a real socket: the status of the contract, an error that names what and where, and a server that goes on."""
+
+import gzip
+import json
+import socket
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+JSON = "application/json"
+
+
+@pytest.fixture(autouse=True)
+def _still_serves(server, good):
+    """After whatever a test sent, a good request has the same scores as ever."""
+    yield
+    status, answer = server.post("/v1/predict", good[0])
+    assert (status, answer["scores"]) == (200, pytest.approx(good[1]))
+
+
+def check(answer, status, code, *parts):
+    assert answer[0] == status, answer
+    assert set(answer[1]) == {"error", "code"}
+    assert answer[1]["code"] == code
+    for part in parts:
+        assert part in answer[1]["error"]
+
+
+PREDICT = {
+    "format": 1,
+    "task": {"workload_key": "[]", "target": "llvm"},
+    "primitives": [["CI", 1], ["CI", 2]],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code", "parts"),
+    [
+        ({"candidates": "x"}, 422, "invalid", ["candidates: "]),
+        ({"candidates": [["0"]]}, 422, "invalid", ["candidates[0], primitive 0", "'0'"]),
+        ({"candidates": [[0], [5]]}, 422, "invalid", ["candidates[1], primitive 0", "index 5 is out of range"]),
+        (
+            {"candidates": [[0], [0, 1]], "primitives": [["CI", 1], ["PPT", 2, 0]]},
+            422, "invalid", ["candidates[1], primitive 1", "unknown primitive kind 'PPT'"],
+        ),
+        (
+            {"candidates": [[0], [0, 1]], "primitives": [["CI", 1], ["SA", 1, 2, 3, 4]]},
+            422, "invalid", ["candidates[1], primitive 1", "no primitive kind 'SA'"],
+        ),
+        (
+            {"candidates": [[0]], "task": {"workload_key": "[]", "target": "llvm", "platform": "mars"}},
+            404, "unknown_platform", ["task.platform", "'mars'", "epyc"],
+        ),
+        ({"candidates": []}, 422, "invalid", ["candidates: a list of one or more"]),
+        ({"candidates": [[0]] * 1_000_000}, 413, "too_large", ["candidates: 1000000 are more than the 65536"]),
+        ({"candidates": [[0]], "primitives": [["CI", 1]] * 70_000}, 413, "too_large", ["primitives: 70000"]),
+        ({"candidates": [[0]], "format": 9}, 422, "invalid", ["format: this is wire format 1, not 9"]),
+    ],
+)  # fmt: skip
+def test_a_predict_body_that_is_json_but_wrong(server, changes, status, code, parts):
+    check(server.post("/v1/predict", {**PREDICT, **changes}), status, code, *parts)
+
+
+@pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        (b'{"format": 1, "task": {"work', ["not JSON"]),
+        (b"", ["not JSON"]),
+        (b"\xff\xfe\x00", ["not UTF-8 at byte 0"]),
+        (b"[" * 1_000_000, ["not JSON"]),
+        (b'{"a": ' + b"9" * 5000 + b"}", ["not JSON"]),
+    ],
+    ids=["cut", "empty", "no UTF-8", "nested", "long number"],
+)
+def test_a_body_that_is_no_json(server, route, body, parts):
+    check(server.post(route, body), 400, "malformed", *parts)
+
+
+@pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+def test_a_content_type_that_is_not_read(server, route, content_type):
+    check(
+        server.post(route, b"{}", content_type),
+        400,
+        "content_type",
+        "application/json or application/x-ndjson",
+    )
+
+
+@pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
+def test_a_body_of_200_megabytes(server, route):
+    check(server.post(route, b" " * 200_000_000), 413, "too_large", "larger than the 8388608 bytes")
+
+
+def test_a_body_of_unknown_length_is_bounded_all_the_same(server):
+    def chunks():
+        for _ in range(200):
+            yield b" " * 1_000_000
+
+    status, _, answer = server.request("POST", "/v1/predict", chunks(), {"Content-Type": JSON})
+    check((status, json.loads(answer)), 413, "too_large", "larger than")
+
+
+def test_a_gzip_bomb(server):
+    bomb = gzip.compress(b" " * 1_000_000_000, compresslevel=9)
+    assert len(bomb) < 1_000_000
+    check(server.post("/v1/predict", bomb, **{"Content-Encoding": "gzip"}), 413, "too_large", "larger than")
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "part"),
+    [
+        (b"{}", "gzip", "not gzip"),
+        (gzip.compress(b"{}" * 1000)[:20], "gzip", "cut"),
+        (b"", "gzip", "cut"),
+        (b"{}", "br", "Content-Encoding: gzip or identity"),
+    ],
+)
+def test_a_damaged_encoding(server, body, encoding, part):
+    check(server.post("/v1/predict", body, **{"Content-Encoding": encoding}), 400, "malformed", part)
+
+
+def test_a_connection_that_closes_in_the_middle_of_its_body(server):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(
+            b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 1000\r\n\r\n{"format": 1,'
+        )
+
+
+def test_garbage_instead_of_http(server):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 20)
+        connection.settimeout(5)
+        assert b"400" in connection.recv(1000)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nope", 404),
+        ("GET", "/v1/predict", 405),
+        ("POST", "/v1/models", 405),
+        ("DELETE", "/metrics", 405),
+    ],
+)
+def test_a_route_that_is_none_answers_in_json_too(server, method, path, status):
+    answered, _, body = server.request(method, path)
+    check((answered, json.loads(body)), status, "http", f"{method} {path}")
+
+
+def with_costs(measured_request, text):
+    """The request with the costs of its second record replaced by `text`, which need not be JSON."""
+    measured_request["records"][1]["record"]["r"][0] = ["COST"]
+    return json.dumps(measured_request).replace('"COST"', text).encode()
+
+
+@pytest.mark.parametrize(
+    "cost", ["NaN", "Infinity", "-Infinity", "1e400", '"NaN"', "null", "-0.1", "0.0", "1e-12", "true"]
+)
+def test_a_cost_that_is_none(server, measured_request, cost):
+    check(
+        server.post("/v1/measurements", with_costs(measured_request, cost)),
+        422,
+        "invalid",
+        "records[1]",
+        "r[0]",
+    )
+
+
+def test_the_same_id_twice_in_a_request(server, measured_request):
+    measured_request["records"][2]["id"] = measured_request["records"][0]["id"]
+    check(
+        server.post("/v1/measurements", measured_request),
+        422,
+        "invalid",
+        "records[2]",
+        "id 'r-0' is that of records[0]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"records": []}, "records: a list of one or more"),
+        ({"worker": None}, "worker: who measured"),
+        ({"worker": "a" * 200}, "worker: 1 to 128"),
+        ({"platform": "k80\n"}, "platform: 1 to 128"),
+        ({"records": [{"id": "x", "record": {"i": 5}}]}, "records[0]: 'i' is a list of two"),
+    ],
+)
+def test_a_measurement_body_that_is_json_but_wrong(server, measured_request, changes, part):
+    check(server.post("/v1/measurements", {**measured_request, **changes}), 422, "invalid", part)
+
+
+def test_nothing_of_a_refused_request_is_kept(server, measured_request):
+    before = server.metric("tlp_measurement_stream_length")
+    server.post("/v1/measurements", with_costs(measured_request, "-1"))
+    assert server.metric("tlp_measurement_stream_length") == before
+
+
+def test_an_empty_log(server):
+    check(
+        server.post("/v1/predict", b"\n# nothing\n", "application/x-ndjson"),
+        422,
+        "invalid",
+        "holds no record",
+    )
+
+
+def test_a_query_parameter_that_is_no_name(server, measured_lines):
+    body = measured_lines[0].encode()
+    check(
+        server.post("/v1/predict?platform=a%20b", body, "application/x-ndjson"),
+        422,
+        "invalid",
+        "query parameter platform",
+    )
+
+
+def test_metric_labels_do_not_grow_with_what_callers_write(server):
+    for n in range(50):
+        server.get(f"/made/up/{n}")
+    text = server.get("/metrics")[1].decode()
+    assert "/made/up" not in text
+    assert 'route="other",status="404"' in text
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=st.integers(0, 400), length=st.integers(0, 8), inserted=st.binary(max_size=6))
+def test_any_damage_to_a_body_has_a_defined_answer(server, measured_request, good, start, length, inserted):
+    for route, document in (("/v1/predict", good[0]), ("/v1/measurements", measured_request)):
+        whole = json.dumps(document).encode()
+        at = start % len(whole)
+        status, answer = server.post(route, whole[:at] + inserted + whole[at + length :])
+        assert status in (200, 400, 404, 422), answer
+        assert status == 200 or answer["error"]

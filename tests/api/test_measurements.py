@@ -1,0 +1,165 @@
+import json
+import os
+import signal
+import time
+
+import pytest
+import redis
+from serving import start
+
+from tlp_service.measurements.stream import STREAM
+
+
+def in_stream(url):
+    """The fields of every entry, over a connection of our own."""
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        return [fields for _, fields in client.xrange(STREAM)]
+
+
+@pytest.fixture
+def redis_url(tmp_path):
+    """An outside Redis-protocol server, the same binary that the embedded default runs."""
+    from tlp_service.measurements.embedded import embedded_redis
+
+    with embedded_redis(tmp_path / "outside") as url:
+        yield url
+
+
+@pytest.fixture
+def server(tmp_path, linear_version, redis_url):
+    with start(tmp_path / "unused", model=linear_version, redis_url=redis_url) as running:
+        yield running
+
+
+def test_records_are_in_the_stream_when_they_are_acknowledged(
+    server, redis_url, measured_request, measured_lines
+):
+    measured_request["version"] = "published-0123456789ab"
+    status, answer = server.post("/v1/measurements", measured_request)
+    assert (status, answer) == (200, {"format": 1, "accepted": 3, "duplicates": 0, "rejected": []})
+    entries = in_stream(redis_url)
+    assert [e["id"] for e in entries] == ["r-0", "r-1", "r-2"]
+    assert [e["record"] for e in entries] == measured_lines[:3]
+    assert {(e["worker"], e["platform"], e["version"]) for e in entries} == {
+        ("w", "epyc", "published-0123456789ab")
+    }
+
+
+def test_the_same_id_is_acknowledged_twice_and_kept_once(server, redis_url, measured_request):
+    server.post("/v1/measurements", measured_request)
+    measured_request["records"][1]["id"] = "new"
+    answer = server.post("/v1/measurements", measured_request)[1]
+    assert (answer["accepted"], answer["duplicates"]) == (1, 2)
+    assert len(in_stream(redis_url)) == 4
+
+
+def test_with_report_the_good_records_are_kept(server, redis_url, measured_request):
+    measured_request["on_invalid"] = "report"
+    measured_request["records"][1]["record"]["r"][0] = [-1.0]
+    status, answer = server.post("/v1/measurements", measured_request)
+    assert (status, answer["accepted"]) == (200, 2)
+    assert [r["record"] for r in answer["rejected"]] == [1]
+    assert [e["id"] for e in in_stream(redis_url)] == ["r-0", "r-2"]
+
+
+def test_without_a_platform_the_kind_of_the_target_is_it(server, redis_url, measured_request, cuda_lines):
+    del measured_request["platform"]
+    measured_request["on_invalid"] = "report"
+    gpu = json.loads(cuda_lines[0])
+    gpu["r"][0] = [0.1]
+    measured_request["records"][1]["record"] = gpu
+    measured_request["records"][2]["record"]["i"][0][1] = "hexagon"
+    answer = server.post("/v1/measurements", measured_request)[1]
+    assert [e["platform"] for e in in_stream(redis_url)] == ["cpu", "gpu"]
+    assert "neither 'platform' nor the target 'hexagon'" in answer["rejected"][0]["error"]
+    measured_request["on_invalid"] = "reject"
+    assert server.post("/v1/measurements", measured_request)[0] == 422
+
+
+def test_a_log_sent_twice_is_kept_once(server, redis_url, measured_lines):
+    body = "\n".join([*measured_lines, "damaged", measured_lines[0]]).encode()
+    first, second = (
+        server.post("/v1/measurements?platform=epyc&worker=me", body, "application/x-ndjson")[1]
+        for _ in range(2)
+    )
+    assert (first["accepted"], first["duplicates"]) == (len(measured_lines), 0)
+    assert (second["accepted"], second["duplicates"]) == (0, len(measured_lines))
+    assert [r["record"] for r in first["rejected"]] == [len(measured_lines)]
+    assert {e["worker"] for e in in_stream(redis_url)} == {"me"}
+
+
+def test_failed_runs_are_kept_and_show_in_the_metrics(server, measured_lines):
+    server.post("/v1/measurements?platform=epyc", "\n".join(measured_lines).encode(), "application/x-ndjson")
+    assert server.metric('tlp_measured_runs_total{platform="epyc",result="valid"}') == 240
+    assert server.metric('tlp_measured_runs_total{platform="epyc",result="failed"}') == 8
+
+
+def test_without_a_stream_nothing_is_acknowledged_and_predict_goes_on(
+    tmp_path, linear_version, measured_request, good
+):
+    url = f"unix://{tmp_path}/nobody.sock"
+    with start(tmp_path / "unused", wait=False, model=linear_version, redis_url=url) as server:
+        body = json.dumps(measured_request).encode()
+        status, headers, answer = server.request(
+            "POST", "/v1/measurements", body, {"Content-Type": "application/json"}
+        )
+        assert status == 503
+        assert "the measurement stream cannot be written" in json.loads(answer)["error"]
+        assert headers["Retry-After"] == "2"
+        assert server.post("/v1/predict", good[0])[1]["scores"] == pytest.approx(good[1])
+        assert server.get("/health/ready")[0] == 503
+        assert server.get("/health/live")[0] == 200
+        assert server.get("/metrics")[0] == 200
+
+
+def test_the_embedded_stream_survives_kill_9_and_leaves_no_orphan(tmp_path, linear_version, measured_request):
+    data_dir = tmp_path / "stream"
+    with start(data_dir, model=linear_version) as server:
+        children = _children(server.process.pid)
+        assert len(children) == 1
+        assert server.post("/v1/measurements", measured_request)[1]["accepted"] == 3
+        server.kill()
+    with start(data_dir, model=linear_version) as again:
+        assert again.metric("tlp_measurement_stream_length") == 3
+        assert again.post("/v1/measurements", measured_request)[1]["duplicates"] == 3
+        assert not _is_running(children[0])
+        assert again.stop() == 0
+
+
+def test_two_servers_never_share_a_data_folder(tmp_path, linear_version, monkeypatch):
+    from tlp_service.errors import BadSettings
+    from tlp_service.measurements import embedded
+
+    monkeypatch.setattr(embedded, "_LOCK_TIMEOUT_S", 0.2)
+    with (
+        embedded.embedded_redis(tmp_path / "stream"),
+        pytest.raises(BadSettings, match="is in use by another server"),
+        embedded.embedded_redis(tmp_path / "stream"),
+    ):
+        pass
+    with embedded.embedded_redis(tmp_path / "stream"):
+        pass
+
+
+def test_a_stream_that_dies_is_503_until_it_is_back(tmp_path, linear_version, measured_request):
+    with start(tmp_path / "stream", model=linear_version) as server:
+        (child,) = _children(server.process.pid)
+        assert server.post("/v1/measurements", measured_request)[0] == 200
+        os.kill(child, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while server.post("/v1/measurements", measured_request)[0] != 503:
+            assert time.monotonic() < deadline
+        assert server.request("GET", "/health/ready")[0] == 503
+
+
+def _children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def _is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,104 @@
+import json
+import threading
+
+import pytest
+from models import write_linear_version
+from prometheus_client.parser import text_string_to_metric_families
+from serving import start
+
+from tlp_service.cli import main
+
+
+def test_models_lists_what_is_served(server, linear_version):
+    status, body = server.get("/v1/models")
+    (model,) = json.loads(body)["models"]
+    assert status == 200
+    assert (model["model"], model["version"]) == ("published", linear_version.name)
+    assert model["provider"] == "CPUExecutionProvider"
+    assert [n["platforms"] for n in model["networks"]] == [["epyc"], ["k80", "v100"]]
+
+
+def test_health(server, linear_version):
+    assert server.get("/health/live") == (200, b'{"status":"live"}')
+    status, body = server.get("/health/ready")
+    assert (status, json.loads(body)["version"]) == (200, linear_version.name)
+    assert json.loads(body)["provider"] == "CPUExecutionProvider"
+
+
+def test_metrics_are_what_prometheus_reads(server, good):
+    server.post("/v1/predict", good[0])
+    families = {f.name: f for f in text_string_to_metric_families(server.get("/metrics")[1].decode())}
+    assert families["tlp_execution_provider"].samples[0].labels == {"provider": "CPUExecutionProvider"}
+    requests = {
+        tuple(s.labels.values()): s.value
+        for s in families["tlp_requests"].samples
+        if s.name.endswith("_total")
+    }
+    assert requests["/v1/predict", "200"] >= 1
+    scored = sum(s.value for s in families["tlp_candidates_scored"].samples if s.name.endswith("_total"))
+    assert scored >= 3
+
+
+def refused(capsys, monkeypatch, **settings):
+    for name, value in settings.items():
+        monkeypatch.setenv(f"TLP_{name.upper()}", str(value))
+    assert main(["serve", "--port", "0"]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "other schema"])
+def test_a_model_that_cannot_be_loaded_refuses_the_start(tmp_path, capsys, monkeypatch, damage):
+    folder = write_linear_version(tmp_path)
+    manifest = folder / "manifest.json"
+    if damage == "missing":
+        folder = tmp_path / "nowhere"
+    elif damage == "empty":
+        manifest.write_text("")
+    else:
+        manifest.write_text(manifest.read_text().replace('"schema": 1', '"schema": 7'))
+    assert str(folder) in refused(capsys, monkeypatch, model=folder, data_dir=tmp_path / "stream")
+
+
+def test_cuda_where_there_is_none_refuses_the_start(tmp_path, capsys, monkeypatch, linear_version):
+    error = refused(capsys, monkeypatch, model=linear_version, device="cuda", data_dir=tmp_path / "stream")
+    assert "TLP_DEVICE=cuda" in error
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("port", "eighty"), ("device", "tpu"), ("max_candidates", "0"), ("threads", "-1")]
+)
+def test_a_setting_out_of_range_is_named(tmp_path, capsys, monkeypatch, setting, value):
+    monkeypatch.setenv(f"TLP_{setting.upper()}", value)
+    assert main(["serve"]) == 2
+    assert f"TLP_{setting.upper()}: " in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(capsys, monkeypatch, server, linear_version):
+    monkeypatch.setenv("TLP_MODEL", str(linear_version))
+    assert main(["serve", "--port", str(server.port)]) == 2
+    assert f"TLP_PORT={server.port}" in capsys.readouterr().err
+
+
+def test_secrets_are_masked_in_the_log(tmp_path, linear_version):
+    url = "redis://:hunter2@127.0.0.1:1/0"
+    with start(tmp_path / "unused", wait=False, model=linear_version, redis_url=url) as server:
+        assert "settings" in server.log
+        assert "hunter2" not in server.log
+
+
+def test_sigterm_answers_what_runs_and_what_waits_and_exits_with_0(tmp_path, linear_version, good):
+    with start(tmp_path / "stream", model=linear_version) as server:
+        big = {**good[0], "candidates": [[0, 1]] * 60000}
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(server.post("/v1/predict", big)[0]))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        while not server.metric("tlp_requests_waiting"):  # one is being scored then, and one waits
+            assert not answers
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 3

@@ -1,0 +1,115 @@
+"""Starts a real ``tlp serve`` as its own process, for tests of both environments."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import urllib3
+
+
+class Server:
+    """A running server: `url`, and how to talk to it and end it.
+
+    It is waited for until it is ready, unless `wait` is False.
+    """
+
+    def __init__(
+        self, python: str, data_dir: Path, port: int = 0, *, wait: bool = True, **settings: str
+    ) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TLP_")}
+        environment |= {f"TLP_{name.upper()}": str(value) for name, value in settings.items()}
+        self._log = data_dir.with_suffix(".log").open("a+")
+        self.process = subprocess.Popen(
+            [python, "-m", "tlp_service", "serve", "--port", str(port), "--data-dir", str(data_dir)],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        line = self.process.stdout.readline()
+        if "listening on" not in line:
+            self.stop()
+            raise RuntimeError(f"the server did not start: {self.log}")
+        self.url = line.split()[-1]
+        self.port = int(self.url.rsplit(":", 1)[1])
+        self._http = urllib3.PoolManager(retries=False)
+        deadline = time.monotonic() + 30
+        while wait and self.get("/health/ready")[0] != 200:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.05)
+
+    @property
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        """Return (status, headers, body)."""
+        answer = self._http.request(
+            method, self.url + path, body=body, headers=headers or {}, timeout=timeout
+        )
+        return answer.status, answer.headers, answer.data
+
+    def get(self, path):
+        status, _, body = self.request("GET", path)
+        return status, body
+
+    def post(self, path, document, content_type="application/json", **headers):
+        """Post a document (encoded as JSON unless it is bytes) and return (status, decoded answer)."""
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        status, _, answer = self.request("POST", path, body, {"Content-Type": content_type, **headers})
+        return status, json.loads(answer)
+
+    def metric(self, line_start):
+        """Value of the metric whose line begins so."""
+        for line in self.get("/metrics")[1].decode().splitlines():
+            if line.startswith(line_start + " "):
+                return float(line.rsplit(" ", 1)[1])
+        return None
+
+    def kill(self):
+        """End it as a crash would."""
+        self.process.send_signal(signal.SIGKILL)
+        self._reap()
+
+    def stop(self):
+        """End it as an operator would, and return its exit status."""
+        self.process.terminate()
+        return self._reap()
+
+    def _reap(self):
+        status = self.process.wait(timeout=40)
+        self.process.stdout.close()
+        return status
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.process.poll() is None:
+            self.stop()
+        self._log.close()
+
+
+#: Python of the service's environment, for tests that run in the worker's
+SERVICE_PYTHON = os.environ.get(
+    "TLP_SERVICE_PYTHON", str(Path(__file__).resolve().parent.parent / ".venv" / "bin" / "python")
+)
+
+
+def start(data_dir: Path, **settings) -> Server:
+    """Start a server with this interpreter if it has the service, else with the service's own."""
+    python = sys.executable if _has_service() else SERVICE_PYTHON
+    return Server(python, data_dir, **settings)
+
+
+def _has_service() -> bool:
+    try:
+        import fastapi  # noqa: F401
+    except ImportError:
+        return False
+    return True
