@@ -30,6 +30,10 @@ test: setup ## run all tests: the service's, then the worker's with real TVM
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker
 	$(WORKER)/bin/python -m pytest tests/worker
 
+bench: setup ## what the client's import costs; with LOGS=folder also the record parser against TVM's
+	$(WORKER)/bin/python benchmarks/client_import.py
+	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
+
 lint: setup ## ruff
 	$(SERVICE)/bin/ruff check .
 	$(SERVICE)/bin/ruff format --check .

@@ -188,7 +188,7 @@ def _flush_at_exit(outbox: Outbox, wait_s: float) -> None:
 
     def flush() -> None:
         box = reference()
-        if box is not None and box.waiting and not box.flush(wait_s):
+        if box is not None and not box._closed and not box.flush(wait_s):
             log.warning("%d measurements were not sent", box.waiting)
 
     atexit.register(flush)

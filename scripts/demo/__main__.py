@@ -6,6 +6,7 @@ measured record is in the stream.
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -76,8 +77,10 @@ def main():
         print(f"the service runs at {url}; its log is {args.out / 'server.log'}", flush=True)
         command = [args.worker_python, str(HERE / "tune.py"), "--url", url, "--platform", args.platform]
         command += ["--out", str(args.out), "--trials", str(args.trials)]
+        # TVM builds candidates in processes of its own, which have to import the operators, too.
+        environment = {**os.environ, "PYTHONPATH": str(HERE)}
         with (args.out / "worker.log").open("w") as log:  # TVM warns of each schedule it can't bound
-            worker = subprocess.run(command, stderr=log, check=False)
+            worker = subprocess.run(command, stderr=log, env=environment, check=False)
         if worker.returncode:
             sys.exit(f"tuning failed with status {worker.returncode}; see {args.out / 'worker.log'}")
         kept = metric(url, "tlp_measurement_stream_length")

@@ -1,0 +1,21 @@
+# The service. GPU: build with --build-arg RUNTIME=gpu on a CUDA base image (--build-arg BASE=…), and set TLP_DEVICE=cuda.
+ARG BASE=python:3.11-slim
+FROM ${BASE}
+ARG RUNTIME=cpu
+
+WORKDIR /app
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
+COPY client client
+COPY service service
+RUN pip install --no-cache-dir -c requirements/service.txt ".[service,${RUNTIME}]" \
+    && useradd --create-home tlp \
+    && install -d -o tlp /data
+
+USER tlp
+ENV TLP_HOST=0.0.0.0 TLP_PORT=8000 TLP_DATA_DIR=/data
+VOLUME /data
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health/ready')"]
+ENTRYPOINT ["tlp", "serve"]

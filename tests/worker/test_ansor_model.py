@@ -1,0 +1,264 @@
+"""The cost model against a real server, under real Ansor."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import ROOT, model_over, sample
+from serving import start
+from tvm import auto_scheduler
+
+from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_search_policies, serialize_states
+from tlp_client.records import RecordParser
+from tlp_client.transport import HttpTransport
+
+
+def steps(line):
+    return json.loads(line)["i"][1][1]
+
+
+def assert_scores(scores, count):
+    assert isinstance(scores, list)
+    assert len(scores) == count
+    assert all(type(s) is float and math.isfinite(s) and s >= 0 for s in scores)
+
+
+def test_one_score_a_state_in_order_as_the_service_gives_them(remote, server, task, states):
+    scores = remote.predict(task, states)
+    assert_scores(scores, len(states))
+    lines = serialize_states(task, states)
+    nested = [steps(line) for line in lines]
+    request = {"format": 1, "task": {"workload_key": "[]", "target": str(task.target)}, "candidates": nested}
+    assert scores == server.post("/v1/predict", request)[1]["scores"]
+    assert len(set(scores)) > len(states) / 2  # spread, so that the search can choose
+    assert (remote.counts.predicts, remote.counts.candidates, remote.counts.fallbacks) == (1, 512, 0)
+
+
+def test_a_state_has_the_same_score_alone_and_in_company(remote, task, states):
+    together = remote.predict(task, states[:40])
+    alone = [remote.predict(task, [state])[0] for state in states[:40]]
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+def test_no_states_no_request(task):
+    class Forbidden:
+        def post(self, *arguments):
+            raise AssertionError("a request was sent")
+
+    model = model_over(Forbidden())
+    assert model.predict(task, []) == []
+    model.update([], [])
+    assert model.outbox.waiting == 0
+
+
+def test_the_state_that_nothing_was_done_to_is_scored(remote, task):
+    assert_scores(remote.predict(task, [task.compute_dag.get_init_state()]), 1)
+    assert remote.counts.fallbacks == 0
+
+
+def test_serialization_is_tvms_own(task, states):
+    nothing = auto_scheduler.MeasureResult([0.0], 0, "", 0.0, 0.0)
+    expected = [
+        auto_scheduler.measure_record.dump_record_to_string(
+            auto_scheduler.MeasureInput(task, s), nothing
+        ).strip()
+        for s in states[:50]
+    ]
+    assert serialize_states(task, states[:50]) == expected
+
+
+def tune(task, model, log, trials=16, a_round=8, send=True):
+    callbacks = [auto_scheduler.RecordToFile(str(log))] + ([SendMeasured(model)] if send else [])
+    options = auto_scheduler.TuningOptions(
+        num_measure_trials=trials,
+        num_measures_per_round=a_round,
+        runner=auto_scheduler.LocalRunner(number=1, repeat=1, min_repeat_ms=1),
+        measure_callbacks=callbacks,
+        verbose=0,
+    )
+    params = {"evolutionary_search_population": 128, "evolutionary_search_num_iters": 2}
+    params = {**auto_scheduler.SketchPolicy.DEFAULT_PARAMS, **params}
+    task.tune(options, search_policy=auto_scheduler.SketchPolicy(task, model, params=params, verbose=0))
+
+
+def test_a_search_is_scored_by_the_service_and_all_it_measured_is_kept(tmp_path, small_task):
+    with start(tmp_path / "stream") as server:
+        model = TLPRemoteModel(server.url, platform="epyc-9004-2c")
+        tune(small_task, model, tmp_path / "log.json")
+        assert model.outbox.flush(20)
+        lines = (tmp_path / "log.json").read_text().splitlines()
+        assert model.counts.fallbacks == 0
+        assert model.counts.predicts >= 2
+        assert sum(RecordParser().parse(line).is_valid for line in lines) > 8
+        # each round went to the stream once, though both the callback and `update` sent all but the last
+        assert server.metric("tlp_measurement_stream_length") == len(lines) == 16
+        assert server.metric('tlp_measurements_total{outcome="duplicate"}') == 0
+
+
+def test_without_the_callback_all_rounds_but_the_last_are_kept(tmp_path, small_task):
+    with start(tmp_path / "stream") as server:
+        model = TLPRemoteModel(server.url)
+        tune(small_task, model, tmp_path / "log.json", send=False)
+        assert model.outbox.flush(20)
+        assert server.metric("tlp_measurement_stream_length") == 8
+
+
+def test_the_task_scheduler_takes_the_policies(tmp_path, server, small_task, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the scheduler writes total_latency.tsv where it stands
+    model = TLPRemoteModel(server.url)
+    tasks = [small_task]
+    policies = make_search_policies(tasks, model, {"evolutionary_search_population": 64}, verbose=0)
+    options = auto_scheduler.TuningOptions(
+        num_measure_trials=8,
+        num_measures_per_round=4,
+        runner=auto_scheduler.LocalRunner(number=1, repeat=1, min_repeat_ms=1),
+        measure_callbacks=[auto_scheduler.RecordToFile(str(tmp_path / "log.json"))],
+        verbose=0,
+    )
+    auto_scheduler.TaskScheduler(tasks).tune(options, search_policy=policies)
+    assert model.outbox.flush(20)
+    assert (model.counts.fallbacks, model.outbox.acknowledged) == (0, 8)
+    restored = make_search_policies(tasks, model, verbose=0, load_log_file=str(tmp_path / "log.json"))
+    assert len(restored) == 1
+
+
+def test_a_cuda_search_runs_without_a_gpu(server, cuda_task):
+    model = TLPRemoteModel(server.url, platform="a100")
+    params = {**auto_scheduler.SketchPolicy.DEFAULT_PARAMS, "evolutionary_search_num_iters": 2}
+    policy = auto_scheduler.SketchPolicy(cuda_task, model, params=params, verbose=0)
+    population = policy.sample_initial_population()
+    best = policy.evolutionary_search(population, 16)
+    assert len(best) > 0
+    assert model.counts.fallbacks == 0
+    assert model.counts.predicts >= 2
+    assert_scores(model.predict(cuda_task, list(best)), len(best))
+
+
+def test_stage_scores_are_packed_without_a_breakdown(remote, task, states):
+    packed = remote.predict_stages(task, states[:5])
+    assert packed.dtype == np.float32
+    np.testing.assert_allclose(packed[:5], remote.predict(task, states[:5]), rtol=1e-6)
+    assert packed[5:].tolist() == [0] * 5
+
+
+def test_the_version_stays_pinned_until_update(remote, task, states, small_task):
+    assert remote.version is None
+    remote.predict(task, states[:4])
+    version = remote.version
+    assert version
+    remote.update(*pairs(task, states[:2]))
+    assert remote.version is None
+    remote.predict(task, states[:4])
+    assert remote.version == version
+
+
+def pairs(task, states):
+    """Measure pairs of states with costs made up from their length; nothing is run."""
+    inputs = [auto_scheduler.MeasureInput(task, state) for state in states]
+    costs = [0.001 * (1 + len(state.transform_steps)) for state in states]
+    return inputs, [
+        auto_scheduler.MeasureResult([c], 0, "", 0.1, 1700000000 + n) for n, c in enumerate(costs)
+    ]
+
+
+def test_save_and_load_keep_the_version(remote, server, task, states, tmp_path):
+    remote.predict(task, states[:4])
+    remote.save(str(tmp_path / "model.json"))
+    other = TLPRemoteModel(server.url)
+    other.load(str(tmp_path / "model.json"))
+    assert other.version == remote.version
+    assert_scores(other.predict(task, states[:4]), 4)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": 1, "version": 2}', "not json"])
+def test_a_file_that_save_did_not_write_is_not_passed_over(remote, tmp_path, text):
+    path = tmp_path / "model.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is no file of TLPRemoteModel"):
+        remote.load(str(path))
+    with pytest.raises(FileNotFoundError):
+        remote.load(str(tmp_path / "missing.json"))
+
+
+def test_a_version_that_is_gone_is_replaced(remote, task, states, tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text('{"model": "published", "version": "published-000000000000"}')
+    remote.load(str(path))
+    assert_scores(remote.predict(task, states[:4]), 4)
+    assert remote.counts.fallbacks == 0
+    assert remote.version != "published-000000000000"
+
+
+def test_update_from_file_sends_a_log_and_its_repetition_once(tmp_path, task, states):
+    log = tmp_path / "log.json"
+    auto_scheduler.save_records(str(log), *pairs(task, states[:20]))
+    with start(tmp_path / "stream") as server:
+        for _ in range(2):
+            model = TLPRemoteModel(server.url, platform="epyc")
+            model.update_from_file(str(log))
+            assert model.outbox.flush(20)
+        assert server.metric("tlp_measurement_stream_length") == 20
+
+
+class Corrupting:
+    """Sends to the real server, with an unknown primitive at the end of one candidate."""
+
+    def __init__(self, url, candidate):
+        self._transport = HttpTransport(url)
+        self._candidate = candidate
+
+    def post(self, path, body, headers, timeout_s):
+        document = json.loads(body)
+        document["candidates"][self._candidate].append(len(document["primitives"]))
+        document["primitives"].append(["PPT", 2, 0])
+        return self._transport.post(path, json.dumps(document).encode(), headers, timeout_s)
+
+
+def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(server, remote, task, states):
+    model = model_over(Corrupting(server.url, 100))
+    scores = model.predict(task, states)
+    expected = remote.predict(task, states)
+    assert scores[100] == 0 < min(expected)
+    assert scores[:100] + scores[101:] == expected[:100] + expected[101:]
+    assert (model.counts.invalid, model.counts.fallbacks) == (1, 0)
+
+
+def test_models_of_several_threads_do_not_disturb_each_other(server, task, states):
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = TLPRemoteModel(server.url)
+    expected = model.predict(task, states)
+
+    def predict(n):
+        return model.predict(task, states[n : n + 64])
+
+    with ThreadPoolExecutor(4) as pool:
+        for n, scores in zip(range(0, 512, 64), pool.map(predict, range(0, 512, 64)), strict=True):
+            np.testing.assert_allclose(scores, expected[n : n + 64], rtol=1e-5)
+    assert model.counts.fallbacks == 0
+
+
+def test_tvm_loads_what_we_write(tmp_path):
+    lines = (ROOT / "tests" / "data" / "measured.json").read_text().splitlines()
+    parser = RecordParser()
+    ours = tmp_path / "ours.json"
+    ours.write_text("\n".join(parser.parse(line).to_line() for line in lines) + "\n")
+    inputs, results = auto_scheduler.RecordReader(str(ours)).read_lines()
+    assert len(inputs) == len(lines)
+    for line, measured, result in zip(lines, inputs, results, strict=True):
+        record = parser.parse(line)
+        assert [c.value for c in result.costs] == list(record.costs)
+        assert (result.error_no, measured.task.workload_key) == (record.error_no, record.task.workload_key)
+        again = auto_scheduler.measure_record.dump_record_to_string(measured, result).strip()
+        assert json.loads(again) == json.loads(line)
+
+
+def test_sampled_states_of_every_operator_parse_and_score(server):
+    from operators import OPERATORS
+
+    for function, arguments in OPERATORS.values():
+        task = auto_scheduler.SearchTask(func=function, args=arguments, target="llvm")
+        model = TLPRemoteModel(server.url)
+        assert_scores(model.predict(task, sample(task, 32)), 32)
+        assert (model.counts.fallbacks, model.counts.invalid) == (0, 0)
