@@ -7,7 +7,6 @@ given to it one by one. Speed is a ratio against ``json.loads`` of the same line
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -17,31 +16,29 @@ from collections import Counter
 from pathlib import Path
 
 from tvm import auto_scheduler
-from tvm.auto_scheduler.measure_record import load_record_from_string
 
-from tlp_client.records import LogReader, Record, open_log
-
-SUFFIXES = (".json", ".log")
+from tlp_client.records import LOG_SUFFIXES, LogReader, Record, open_log
 
 
 def tvm_reads(path, lines):
     """Return {line number: (costs, error number)} of the lines that TVM accepts."""
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.startswith(b"#")]
+    results = _tvm_results(lines)
+    if results is not None and len(results) == len(numbered):
+        return {n: _outcome(result) for (n, _), result in zip(numbered, results, strict=True)}
+    alone = ((n, _tvm_results([line])) for n, line in numbered)
+    return {n: _outcome(results[0]) for n, results in alone if results}
+
+
+def _tvm_results(lines):
+    """Return what RecordReader reads from a file of these lines, or None where it stops."""
     with tempfile.NamedTemporaryFile(suffix=".json") as plain:
         plain.write(b"".join(lines))
         plain.flush()
         try:
-            results = [result for _, result in auto_scheduler.RecordReader(plain.name)]
+            return [result for _, result in auto_scheduler.RecordReader(plain.name)]
         except Exception:  # noqa: BLE001  TVM raises several classes, some with messages that are not UTF-8
-            results = None
-    if results is not None and len(results) == len(numbered):
-        return {n: _outcome(result) for (n, _), result in zip(numbered, results, strict=True)}
-    accepted = {}
-    for n, line in numbered:
-        with contextlib.suppress(Exception):
-            _, result = load_record_from_string(line.decode())
-            accepted[n] = _outcome(result)
-    return accepted
+            return None
 
 
 def _outcome(result):
@@ -85,7 +82,7 @@ def main():
     json_s = ours_s = 0.0
     refused_but_accepted = []
     for path in sorted(p for folder in args.folders for p in folder.rglob("*")):
-        if not path.is_file() or not path.name.removesuffix(".gz").endswith(SUFFIXES):
+        if not path.is_file() or not path.name.endswith(LOG_SUFFIXES):
             continue
         with open_log(path) as file:
             lines = list(file)

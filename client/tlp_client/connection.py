@@ -64,7 +64,8 @@ class Connection:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._pinned: tuple[str, str] | None = None  # model, version
-        self._predicts_for_platform = True
+        self._states_platform = True  # until the version of this round does not know it
+        self._has_warned = False
 
     @property
     def pinned(self) -> tuple[str, str] | None:
@@ -77,9 +78,10 @@ class Connection:
             self._pinned = (model, version)
 
     def unpin(self) -> None:
-        """Take whichever version serves at the next predict, and pin that."""
+        """Take whichever version serves at the next predict, and pin that; it may know the platform."""
         with self._lock:
             self._pinned = None
+            self._states_platform = True
 
     def predict(
         self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]]
@@ -127,7 +129,7 @@ class Connection:
                 task,
                 primitives,
                 candidates,
-                platform=self.platform if self._predicts_for_platform else None,
+                platform=self.platform if self._states_platform else None,
                 version=pinned[1] if pinned else None,
             )
             try:
@@ -136,9 +138,11 @@ class Connection:
                 if error.code in ("unknown_version", "version_gone") and pinned is not None:
                     log.info("version %s is gone, taking the one that serves", pinned[1])
                     self.unpin()
-                elif error.code == "unknown_platform" and self.platform and self._predicts_for_platform:
-                    log.warning("%s; predicting by the target alone", error.message)
-                    self._predicts_for_platform = False
+                elif error.code == "unknown_platform" and self.platform and self._states_platform:
+                    if not self._has_warned:
+                        log.warning("%s; predicting by the target alone", error.message)
+                    self._has_warned = True
+                    self._states_platform = False
                 else:
                     raise
                 continue

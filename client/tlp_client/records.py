@@ -26,6 +26,9 @@ from tlp_client.errors import InvalidInput, InvalidPrimitive, InvalidRecord, sho
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.tasks import Task, read_task
 
+#: endings of the names that tuning logs have
+LOG_SUFFIXES = (".json", ".log", ".gz")
+
 VERSIONS = ("v0.2", "v0.3", "v0.4", "v0.5", "v0.6")
 
 #: ``MeasureErrorNo`` of TVM

@@ -85,11 +85,19 @@ def test_a_version_that_is_gone_is_replaced_by_the_one_that_serves(status, code)
     assert asked_versions(script) == [None, "v1", None]
 
 
-def test_an_unknown_platform_is_left_out_from_then_on(caplog):
-    connection, script, _ = connect(refusal(404, "unknown_platform"), scores(), scores(), platform="new-gpu")
+def test_an_unknown_platform_is_left_out_until_the_next_round(caplog):
+    unknown = refusal(404, "unknown_platform")
+    connection, script, _ = connect(
+        unknown, scores(), scores(), unknown, scores(), scores("v2"), platform="new"
+    )
     predict(connection)
     predict(connection)
-    assert [body["task"]["platform"] for _, body, _, _ in script.requests] == ["new-gpu", None, None]
+    connection.unpin()
+    predict(connection)
+    connection.unpin()
+    predict(connection)
+    asked = [body["task"]["platform"] for _, body, _, _ in script.requests]
+    assert asked == ["new", None, None, "new", None, "new"]  # the last version knows it
     assert len(caplog.records) == 1
 
 

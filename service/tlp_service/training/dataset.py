@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
-from tlp_client.records import LogReader, Record, RecordParser, RefusedLine
+from tlp_client.records import LOG_SUFFIXES, LogReader, Record, RecordParser, RefusedLine
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
 from tlp_service.features.published import PublishedFeatures
@@ -70,7 +70,7 @@ class ImportReport:
 
 
 def log_files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the log files (``.json``, ``.log``, either with ``.gz``) named or found below `paths`, sorted.
+    """Yield the log files named, or found below `paths` by their ending (`LOG_SUFFIXES`), sorted.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def log_files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
             continue
         for found in sorted(path.rglob("*")):
-            if found.is_file() and found.name.removesuffix(".gz").endswith((".json", ".log")):
+            if found.is_file() and found.name.endswith(LOG_SUFFIXES):
                 yield found
 
 
