@@ -80,6 +80,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=1024, help="candidates a batch")
     add("--learning-rate", type=float, default=7e-4, help="of Adam")
     add("--patience", type=int, default=5, help="epochs without a better validation ranking")
+    add(
+        "--max-number",
+        type=float,
+        default=float("inf"),
+        help="train on no task whose rows hold larger numbers",
+    )
     add("--max-candidates", type=int, default=0, help="candidates a task gives to one epoch, 0 for all")
     add("--seed", type=int, default=0, help="of split, initialisation and order")
     parser.set_defaults(run=_train)
@@ -98,6 +104,7 @@ def _train(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
         learning_rate=arguments.learning_rate,
         patience=arguments.patience,
+        max_number=arguments.max_number,
         max_candidates=arguments.max_candidates,
         seed=arguments.seed,
     )

@@ -6,7 +6,14 @@ import pytest
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.features.published import PUBLISHED
-from tlp_service.training.dataset import ImportReport, build_sets, log_files, read_records, split_by_workload
+from tlp_service.training.dataset import (
+    ImportReport,
+    build_sets,
+    log_files,
+    read_records,
+    split_by_workload,
+    without_large_numbers,
+)
 from tlp_service.training.platforms import PlatformTable
 
 
@@ -104,6 +111,13 @@ def test_the_split_is_by_workload_over_all_platforms_and_repeatable():
     assert [len(part.tasks) for part in parts] == [28, 4, 8]
     again = split_by_workload(training_set, (0.1, 0.2), seed=3)
     assert [{t.workload for t in part.tasks} for part in again] == workloads
+
+
+def test_tasks_with_larger_numbers_are_left_out():
+    small, large = ([["SP", 0, 0, extent, [n], 1]] for extent in (100, 10**8) for n in (1,))
+    sets, _ = build(line("a", steps=small), line("a", steps=[]), line("b", steps=large), line("b", steps=[]))
+    assert [t.workload for t in without_large_numbers(sets["cpu"], 1e5).tasks] == ['["a"]']
+    assert len(without_large_numbers(sets["cpu"], 1e9).tasks) == 2
 
 
 def test_too_few_workloads_to_hold_any_back_is_an_error():

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tlp_service.errors import TrainingDiverged
+from tlp_service.errors import BadRecords, TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
 from tlp_service.models.published import PublishedNetwork
-from tlp_service.training.dataset import TrainingSet, TrainingTask
+from tlp_service.training.dataset import TrainingSet, TrainingTask, without_large_numbers
 from tlp_service.training.losses import mse_loss, rank_loss
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class FitSettings:
         Of Adam; the gradient is clipped to the norm.
     patience : int
         Epochs without a better validation ranking before training stops.
+    max_number : float
+        Tasks whose rows hold a larger number are not trained on.
     max_candidates : int
         Candidates a task takes part with in one epoch, drawn anew each epoch; 0 for all.
     seed : int
@@ -60,6 +62,7 @@ class FitSettings:
     weight_decay: float = 1e-6
     gradient_norm: float = 0.5
     patience: int = 5
+    max_number: float = math.inf
     max_candidates: int = 0
     seed: int = 0
 
@@ -76,7 +79,19 @@ class Fit:
 def fit(
     train: TrainingSet, validation: TrainingSet, settings: FitSettings, device: str = "cpu", label: str = ""
 ) -> Fit:
-    """Train the published network until the ranking of the validation tasks stops getting better."""
+    """Train the published network until the ranking of the validation tasks stops getting better.
+
+    Raises
+    ------
+    BadRecords
+        If nothing is left to train on.
+    TrainingDiverged
+        If the loss is not finite.
+    """
+    train = without_large_numbers(train, settings.max_number)
+    if not train.tasks:
+        raise BadRecords(f"{label}: no task without numbers above {settings.max_number:g}")
+    log.info("%s: training on %d tasks, %d candidates", label, len(train.tasks), train.candidates)
     torch.manual_seed(settings.seed)
     random = np.random.default_rng(settings.seed)
     network = PublishedNetwork(train.table.shape[1]).to(device)
