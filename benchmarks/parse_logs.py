@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tvm import auto_scheduler
 
-from tlp_client.records import LOG_SUFFIXES, LogReader, Record, open_log
+from tlp_client.logs import LOG_SUFFIXES, LogReader, open_log
+from tlp_client.records import Record
 
 
 def tvm_reads(path, lines):

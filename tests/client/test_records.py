@@ -1,6 +1,4 @@
-import gzip
 import json
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -8,7 +6,7 @@ from hypothesis import strategies as st
 
 from tlp_client.errors import InvalidInput, InvalidRecord
 from tlp_client.primitives import Primitive
-from tlp_client.records import LogReader, Record, RecordParser, read_record, split_primitives
+from tlp_client.records import Record, RecordParser, read_record, split_primitives
 
 LINE = (
     '{"i": [["[\\"matmul\\", 128]", "llvm -keys=cpu", [18, 64, 64, 0, 0, 0, 0, 0], "", 2, []], '
@@ -151,62 +149,6 @@ def test_what_is_no_record_is_refused_with_its_reason(line, message):
 
 def test_a_record_without_primitives_is_one():
     assert parse(LINE[: LINE.index('["CI"')] + ']]], "r": [[1.0], 0, 1, 1], "v": "v0.6"}').primitives == ()
-
-
-def test_a_damaged_log_gives_its_good_lines_and_says_where_the_bad_ones_are(tmp_path):
-    good = LINE.encode()
-    cut = good[:-30]
-    lines = [
-        b"\xef\xbb\xbf" + good,
-        b"# a comment",
-        b"",
-        cut,
-        b"\x00" * 20,
-        good + b"\r",
-        b"\xff\xfe" + good,
-        good,
-    ]
-    path = tmp_path / "log.json"
-    path.write_bytes(b"\n".join(lines))  # the last line has no newline
-    reader = LogReader()
-    records = list(reader.read_file(path))
-    assert records == [parse(LINE)] * 3
-    assert [(r.source, r.number) for r in reader.refused] == [(str(path), 4), (str(path), 5), (str(path), 7)]
-    assert [r.reason.split(":")[0] for r in reader.refused] == ["not JSON", "not JSON", "not UTF-8"]
-    assert reader.counts == Counter(records=3, refused=3, comments=1)
-
-
-def test_a_batch_of_64_with_one_cut_record_gives_63(measured_lines):
-    lines = measured_lines[:64]
-    lines[17] = lines[17][: len(lines[17]) // 3]
-    reader = LogReader()
-    outcomes = list(reader.read_lines(line.encode() for line in lines))
-    assert sum(isinstance(o, Record) for _, o in outcomes) == 63
-    assert [r.number for r in reader.refused] == [18]
-
-
-def test_a_gzip_log_is_read_whatever_its_name(tmp_path):
-    path = tmp_path / "log.json"
-    path.write_bytes(gzip.compress(LINE.encode() * 1 + b"\n"))
-    assert list(LogReader().read_file(path)) == [parse(LINE)]
-
-
-def test_a_cut_gzip_log_gives_what_can_be_read(tmp_path, measured_lines):
-    whole = gzip.compress("\n".join(measured_lines).encode())
-    path = tmp_path / "log.json.gz"
-    path.write_bytes(whole[: len(whole) // 2])
-    reader = LogReader()
-    records = list(reader.read_file(path))
-    assert 0 < len(records) < len(measured_lines)
-    assert "the rest cannot be read" in reader.refused[-1].reason
-
-
-def test_an_empty_log_is_no_error(tmp_path):
-    path = tmp_path / "log.json"
-    path.write_bytes(b"")
-    reader = LogReader()
-    assert list(reader.read_file(path)) == []
-    assert reader.refused == []
 
 
 def test_split_primitives_is_the_text_of_each():

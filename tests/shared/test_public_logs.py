@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tlp_client.records import LogReader, Record, RecordParser, read_record
+from tlp_client.logs import LogReader
+from tlp_client.records import Record, RecordParser, read_record
 from tlp_client.tasks import platform_kind
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features.published import PUBLISHED

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
 from tlp_client.errors import InvalidRequest
-from tlp_client.records import RefusedLine
+from tlp_client.logs import RefusedLine
 from tlp_client.wire.fields import FORMAT, read_name
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import documents

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tlp_client.errors import InvalidRequest
+from tlp_client.logs import LogReader, RefusedLine
 from tlp_client.primitives import Primitive
-from tlp_client.records import LogReader, Record, RefusedLine
+from tlp_client.records import Record
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
 from tlp_client.wire.predict import PredictRequest

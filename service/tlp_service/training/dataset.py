@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.logs import LOG_SUFFIXES, LogReader, RefusedLine
 from tlp_client.primitives import Primitive
-from tlp_client.records import LOG_SUFFIXES, LogReader, Record, RecordParser, RefusedLine
+from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
 from tlp_service.features.published import PublishedFeatures
