@@ -73,4 +73,4 @@ def write_linear_version(
 def linear_score(stages: int, scale: float = 1.0) -> float:
     """Score of a candidate whose primitives' stages sum up to `stages`."""
     x = stages / scale
-    return 0.5 * (1 + x / (1 + abs(x)))
+    return 1 - 0.5 / (1 + x) if x >= 0 else 0.5 / (1 - x)

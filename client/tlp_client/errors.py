@@ -87,6 +87,17 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 60
 
 
+def is_text(value: object) -> bool:
+    """Return whether a value is a string that UTF-8 can hold; JSON has escapes for others."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shown(value: object) -> str:
     """Return a short form of a value for an error message, however large the value is."""
     try:

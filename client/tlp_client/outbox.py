@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +66,8 @@ class Outbox:
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
         self._letters: deque[_Letter] = deque()
-        self._ids: OrderedDict[str, None] = OrderedDict()  # of letters that wait, and of the last that went
+        self._waiting_ids: set[str] = set()
+        self._gone_ids: dict[str, None] = {}  # of the last that went, oldest first
         self._changed = threading.Condition()
         self._closed = False
         self._hurry = threading.Event()  # cuts a pause short
@@ -88,11 +89,11 @@ class Outbox:
         """
         with self._changed:
             for id_, line in lines:
-                if id_ not in self._ids:
-                    self._ids[id_] = None
+                if id_ not in self._waiting_ids and id_ not in self._gone_ids:
+                    self._waiting_ids.add(id_)
                     self._letters.append(_Letter(id_, line, version))
             while len(self._letters) > self._capacity:
-                del self._ids[self._letters.popleft().id]
+                self._waiting_ids.discard(self._letters.popleft().id)
                 if not self.dropped:
                     log.warning("the service has not taken measurements for long; the oldest are dropped")
                 self.dropped += 1
@@ -175,9 +176,11 @@ class Outbox:
         with self._changed:
             # Letters may have been dropped meanwhile, so those sent are found by id at the head.
             while self._letters and self._letters[0].id in sent:
-                self._ids.move_to_end(self._letters.popleft().id, last=False)
-            while len(self._ids) > len(self._letters) + _REMEMBERED_IDS:
-                self._ids.popitem(last=False)
+                gone = self._letters.popleft().id
+                self._waiting_ids.discard(gone)
+                self._gone_ids[gone] = None
+            while len(self._gone_ids) > _REMEMBERED_IDS:
+                del self._gone_ids[next(iter(self._gone_ids))]
             self.rejected += rejected
             self.acknowledged += len(batch) - rejected
             self._changed.notify_all()

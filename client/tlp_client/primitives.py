@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tlp_client.errors import InvalidPrimitive, shown
+from tlp_client.errors import InvalidPrimitive, is_text, shown
 
 Argument = int | str | tuple[int, ...]
 
@@ -88,8 +88,8 @@ def _read_argument(kind: str, expected: tuple[str, str], arg: Any) -> Argument:
     # type() and not isinstance(): True is an int to isinstance().
     if type_ is INT and type(arg) is int and INT_MIN <= arg <= INT_MAX:
         return arg
-    if type_ is TEXT and type(arg) is str:
-        return arg
+    if type_ is TEXT and is_text(arg):
+        return str(arg)
     if (
         type_ is INTS
         and type(arg) in (list, tuple)

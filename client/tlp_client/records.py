@@ -99,7 +99,7 @@ class Record:
         document = self.to_json()
         costs = ", ".join(map(_number, self.costs))
         result = f"[[{costs}], {self.error_no}, {_number(self.all_cost)}, {_number(self.timestamp)}]"
-        return f'{{"i": {json.dumps(document["i"])}, "r": {result}, "v": {json.dumps(self.version)}}}'
+        return f'{{"i": {json.dumps(document["i"], ensure_ascii=False)}, "r": {result}, "v": {json.dumps(self.version)}}}'
 
 
 def split_primitives(line: str) -> list[str]:

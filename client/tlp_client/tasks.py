@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from tlp_client.errors import InvalidRecord
+from tlp_client.errors import InvalidRecord, is_text
 
 PlatformKind = Literal["cpu", "gpu"]
 
 CPU_TARGETS = frozenset({"llvm", "c", "stackvm", "hybrid", "ext_dev"})
 GPU_TARGETS = frozenset({"cuda", "nvptx", "rocm", "opencl", "metal", "vulkan", "webgpu"})
+
+#: characters; the longest in public logs are a few hundred
+LONGEST_WORKLOAD_KEY, LONGEST_TARGET = 65_536, 4_096
 
 #: names of the eight hardware parameters of a record (``HardwareParamsNode`` of TVM)
 HARDWARE_PARAMETERS = (
@@ -82,20 +85,22 @@ def read_task(array: object) -> Task:
         raise InvalidRecord("the task is a list of 2 to 6 elements: [workload key, target, …]")
     fields: list[Any] = list(array) + [None] * (6 - len(array))
     workload_key, target, hardware, host, layout, names = fields
-    if type(workload_key) is not str or not workload_key:
-        raise InvalidRecord("task[0], the workload key, is a string that is not empty")
-    if type(target) is not str or not target.strip():
-        raise InvalidRecord("task[1], the target, is a string that is not empty")
+    if not is_text(workload_key) or not 0 < len(workload_key) <= LONGEST_WORKLOAD_KEY:
+        raise InvalidRecord(
+            f"task[0], the workload key, is a string of 1 to {LONGEST_WORKLOAD_KEY} characters"
+        )
+    if not is_text(target) or not target.strip() or len(target) > LONGEST_TARGET:
+        raise InvalidRecord(f"task[1], the target, is a string of 1 to {LONGEST_TARGET} characters")
     if hardware is not None:
         if type(hardware) is not list or len(hardware) != 8 or any(type(h) is not int for h in hardware):
             raise InvalidRecord("task[2], the hardware parameters, are 8 integers")
         hardware = tuple(hardware)
-    if host is not None and type(host) is not str:
+    if host is not None and not is_text(host):
         raise InvalidRecord("task[3], the target host, is a string")
     if layout is not None and type(layout) is not int:
         raise InvalidRecord("task[4], the layout rewrite option, is an integer")
     if names is not None:
-        if type(names) is not list or any(type(n) is not str for n in names):
+        if type(names) is not list or not all(map(is_text, names)):
             raise InvalidRecord("task[5], the task input names, are a list of strings")
         names = tuple(names)
     if len(array) > 2 and any(f is None for f in fields[2 : len(array)]):
@@ -115,7 +120,7 @@ def canonical_workload_key(key: str) -> str:
         return key.strip()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def platform_kind(target: str) -> PlatformKind | None:
     """Return whether a TVM target is a CPU or a GPU, or None where the text does not tell.
 
@@ -132,7 +137,7 @@ def platform_kind(target: str) -> PlatformKind | None:
     return None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def target_names(target: str) -> tuple[str, ...]:
     """Return the device names that a target states (``-model``, ``-mcpu``, ``-arch``), in that order."""
     if target.lstrip().startswith("{"):

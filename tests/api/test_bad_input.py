@@ -111,12 +111,18 @@ def test_a_gzip_bomb(server):
     check(server.post("/v1/predict", bomb, **{"Content-Encoding": "gzip"}), 413, "too_large", "larger than")
 
 
+def test_a_gzip_bomb_of_many_members(server):
+    bomb = gzip.compress(b" " * 1_000_000) * 1000
+    check(server.post("/v1/predict", bomb, **{"Content-Encoding": "gzip"}), 413, "too_large", "larger than")
+
+
 @pytest.mark.parametrize(
     ("body", "encoding", "part"),
     [
         (b"{}", "gzip", "not gzip"),
         (gzip.compress(b"{}" * 1000)[:20], "gzip", "cut"),
         (b"", "gzip", "cut"),
+        (gzip.compress(b"{}") + b"trailing", "gzip", "not gzip"),
         (b"{}", "br", "Content-Encoding: gzip or identity"),
     ],
 )

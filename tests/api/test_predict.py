@@ -27,9 +27,10 @@ def test_a_hand_written_body_with_nested_candidates(server, good):
 def test_a_compressed_body(server, good):
     import gzip
 
-    body = gzip.compress(json.dumps(good[0]).encode())
-    status, answer = server.post("/v1/predict", body, **{"Content-Encoding": "gzip"})
-    assert (status, answer["scores"]) == (200, pytest.approx(good[1]))
+    whole = json.dumps(good[0]).encode()
+    for body in (gzip.compress(whole), gzip.compress(whole[:50]) + gzip.compress(whole[50:])):
+        status, answer = server.post("/v1/predict", body, **{"Content-Encoding": "gzip"})
+        assert (status, answer["scores"]) == (200, pytest.approx(good[1]))
 
 
 def test_the_version_can_be_stated_and_must_be_loaded(server, good, linear_version):

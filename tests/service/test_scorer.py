@@ -121,13 +121,13 @@ def test_the_shipped_model_ranks_its_own_platform_better_than_chance(shipped, me
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=20), st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_scores_are_positive_below_one_and_in_the_order_of_the_raw(raw, center, scale):
     scores = map_scores(np.array(raw), ScoreMap("softsign", center, scale))
-    assert ((scores >= 0) & (scores <= 1)).all()
+    assert ((scores > 0) & (scores <= 1)).all()
     order = np.argsort(raw)
     assert (np.diff(scores[order]) >= 0).all()
 
 
 def test_scores_far_from_the_training_set_still_differ():
-    raw = np.array([-1e9, -1e6, -10.0, 10.0, 1e6, 1e9])
+    raw = np.array([-1e300, -1e17, -1e9, -1e6, -10.0, 10.0, 1e6, 1e9])
     scores = map_scores(raw, ScoreMap("softsign", 0.0, 1.0))
     assert (np.diff(scores) > 0).all()
     assert scores[0] > 0
@@ -178,5 +178,20 @@ def test_a_network_of_another_shape_is_refused(tmp_path):
         Scorer(folder)
 
 
-def test_the_threads_are_those_this_process_may_use():
-    assert usable_cpus() >= 1
+@pytest.mark.parametrize(
+    ("affinity", "quota", "cpus"),
+    [
+        (8, "max 100000", 8),
+        (8, "200000 100000", 2),
+        (8, "150000 100000", 2),
+        (2, "900000 100000", 2),
+        (4, "", 4),
+    ],
+)
+def test_the_threads_are_those_this_process_may_use(tmp_path, monkeypatch, affinity, quota, cpus):
+    path = tmp_path / "cpu.max"
+    if quota:
+        path.write_text(quota + "\n")
+    monkeypatch.setattr(session, "_CPU_QUOTA", path)
+    monkeypatch.setattr(session.os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    assert usable_cpus() == cpus

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tlp_client.errors import BadAnswer, InvalidRequest, shown
+from tlp_client.errors import BadAnswer, InvalidRequest, is_text, shown
 
 FORMAT = 1
 
@@ -54,10 +54,10 @@ def read_object(value: object, where: str, allowed: tuple[str, ...]) -> dict[str
     return value
 
 
-def read_text(value: object, where: str) -> str:
-    """Return a string that is not blank."""
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidRequest(f"{where}: a string that is not empty is needed, not {shown(value)}")
+def read_text(value: object, where: str, longest: int) -> str:
+    """Return a string that is not blank and of at most `longest` characters."""
+    if not isinstance(value, str) or not is_text(value) or not value.strip() or len(value) > longest:
+        raise InvalidRequest(f"{where}: a string of 1 to {longest} characters is needed, not {shown(value)}")
     return value
 
 

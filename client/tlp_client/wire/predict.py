@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, shown
 from tlp_client.primitives import Primitive, read_primitive
-from tlp_client.tasks import Task
+from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task
 from tlp_client.wire.fields import (
     FORMAT,
     decode_answer,
@@ -132,9 +132,9 @@ def read_predict(document: object) -> PredictRequest:
         ``candidates[3], primitive 7: unknown primitive kind 'PPT'``.
     """
     fields = read_head(document, ("format", "task", "version", "on_invalid", "primitives", "candidates"))
-    task = read_object(fields.get("task"), "task", ("workload_key", "target", "platform", "hardware"))
-    workload_key = read_text(task.get("workload_key"), "task.workload_key")
-    target = read_text(task.get("target"), "task.target")
+    task = read_object(fields.get("task"), "task", ("workload_key", "target", "platform"))
+    workload_key = read_text(task.get("workload_key"), "task.workload_key", LONGEST_WORKLOAD_KEY)
+    target = read_text(task.get("target"), "task.target", LONGEST_TARGET)
     candidates = fields.get("candidates")
     if not isinstance(candidates, list) or not candidates:
         raise InvalidRequest("candidates: a list of one or more candidates is needed")

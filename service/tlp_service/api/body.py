@@ -50,7 +50,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise MalformedBody(f"Content-Encoding: gzip or identity, not {encoding[:60]!r}")
-    inflate = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    inflate = _Inflater() if encoding == "gzip" else None
     parts: list[bytes] = []
     size = received = 0
     too_large = False
@@ -61,7 +61,7 @@ async def read_body(request: Request, limit: int) -> bytes:
                 if received > _DRAINED_BYTES:
                     break
                 continue
-            part = chunk if inflate is None else _inflate(inflate, chunk, limit + 1 - size)
+            part = chunk if inflate is None else inflate.feed(chunk, limit + 1 - size)
             size += len(part)
             parts.append(part)
             too_large = size > limit or received > limit
@@ -71,16 +71,35 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise MalformedBody("the connection closed before the body was whole") from None
     if too_large:
         raise BodyTooLarge(f"body: larger than the {limit} bytes that one request may hold")
-    if inflate is not None and not inflate.eof:
+    if inflate is not None and not inflate.is_whole:
         raise MalformedBody("body: the gzip stream is cut")
     return b"".join(parts)
 
 
-def _inflate(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:
-    try:
-        return inflate.decompress(chunk, max(1, room))
-    except zlib.error as error:
-        raise MalformedBody(f"body: not gzip: {error}") from None
+class _Inflater:
+    """Decompresses a gzip stream that comes in chunks; like gunzip it reads members one after the other."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last member has ended."""
+        return self._member.eof
+
+    def feed(self, chunk: bytes, room: int) -> bytes:
+        """Return what a chunk holds, at most some `room` bytes."""
+        parts: list[bytes] = []
+        try:
+            while chunk and room > 0:
+                if self._member.eof:
+                    self._member = zlib.decompressobj(wbits=31)
+                parts.append(self._member.decompress(chunk, room))
+                room -= len(parts[-1])
+                chunk = self._member.unused_data
+        except zlib.error as error:
+            raise MalformedBody(f"body: not gzip: {error}") from None
+        return b"".join(parts)
 
 
 def decode_json(body: bytes) -> Any:

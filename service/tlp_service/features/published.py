@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tlp_client.errors import InvalidPrimitive
+from tlp_client.errors import InvalidPrimitive, shown
 from tlp_client.primitives import Primitive
 from tlp_client.tasks import PlatformKind
 
@@ -124,7 +124,7 @@ class PublishedFeatures:
         elif kind == "CHR" and text == "shared":
             return 1
         raise InvalidPrimitive(
-            f"the published {self.platform_kind} vocabulary has no code for {kind} '{text}'"
+            f"the published {self.platform_kind} vocabulary has no code for {kind} {shown(text)}"
         )
 
 

@@ -5,7 +5,7 @@ makes it choose the first state always. So scores are positive and spread: softs
 
     score = (1 + x / (1 + |x|)) / 2    with    x = (raw - center) / scale
 
-It is strictly increasing, inside (0, 1), and, unlike the logistic function, its tails fall so slowly (as 1/x) that
+It is increasing, positive, at most 1, and, unlike the logistic function, its tails fall so slowly (as 1/x) that
 raw scores far from the training set's still differ in double precision.
 """
 
@@ -25,7 +25,7 @@ def fit_score_map(raw: npt.NDArray[np.floating]) -> ScoreMap:
 
 
 def map_scores(raw: npt.NDArray[np.floating], score_map: ScoreMap) -> npt.NDArray[np.float64]:
-    """Return the served scores of raw ones; not finite where `raw` is not."""
+    """Return the served scores of raw ones, in (0, 1]; NaN where `raw` is not finite."""
     x = (np.asarray(raw, dtype=np.float64) - score_map.center) / score_map.scale
-    with np.errstate(invalid="ignore"):  # an infinite raw score becomes NaN, which the scorer answers for
-        return 0.5 * (1.0 + x / (1.0 + np.abs(x)))
+    tail = 0.5 / (1.0 + np.abs(x))  # the same function, without 1 - 1 where x is far below 0
+    return np.where(np.isfinite(x), np.where(x < 0, tail, 1.0 - tail), np.nan)

@@ -28,7 +28,7 @@ class Scored:
     platform_kind : {"cpu", "gpu"}
         Network that scored.
     scores : ndarray of float64, shape (candidates,)
-        In (0, 1); NaN for the candidates in `errors`.
+        In (0, 1]; NaN for the candidates in `errors`.
     errors : dict
         Position of a candidate -> why it has no score.
     truncated : int

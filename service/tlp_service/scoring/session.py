@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,8 @@ from tlp_service.errors import BadSettings, BadVersion
 Device = Literal["cpu", "cuda"]
 
 _PROVIDERS: dict[Device, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 #: Candidates a run. A CPU is fastest while a chunk's activations stay in its cache, a GPU with large chunks.
 _CHUNKS: dict[Device, int] = {"cpu": 32, "cuda": 2048}
@@ -83,7 +86,10 @@ class RawScorer:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may run on, which in a container is fewer than the host has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return how many CPUs this process may use, by its affinity and by the quota of its container (cgroup 2)."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        return cpus if quota == "max" else max(1, min(cpus, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cpus
