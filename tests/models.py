@@ -65,7 +65,7 @@ def write_linear_version(
                 score_map=ScoreMap("softsign", 0.0, scale),
             )
         )
-    name = version_name("published", [n.sha256 for n in networks])
+    name = version_name("published", networks)
     manifest = Manifest(SCHEMA, "published", name, "2026-01-01T00:00:00+00:00", networks)
     return write_version(folder / "versions", manifest, files)
 

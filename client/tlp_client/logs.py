@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,11 @@ class RefusedLine:
     source: str
     number: int
     reason: str
+
+    @property
+    def cause(self) -> str:
+        """The reason without its details, to count by."""
+        return re.sub(r"\W*\d.*", "", self.reason.split(":")[0])
 
     def __str__(self) -> str:
         return f"{self.source}:{self.number}: {self.reason}"

@@ -24,6 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ServiceFault, TLPError) as error:
         print(f"tlp {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        extra = {"serve": "service,cpu", "train": "service,cpu,train"}[arguments.command]
+        print(f"tlp {arguments.command}: {error}; install 'tlp-service[{extra}]'", file=sys.stderr)
+        return 2
     return status
 
 
@@ -76,8 +80,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="torch device")
     add("--loss", choices=("rank", "mse"), default="rank", help="published rank loss or mean squared error")
     add("--pairs", choices=("task", "batch"), default="task", help="where the rank loss forms pairs")
-    add("--epochs", type=int, default=50, help="largest number of epochs")
-    add("--batch", type=int, default=1024, help="candidates a batch")
+    add("--epochs", type=_positive, default=50, help="largest number of epochs")
+    add("--batch", type=_positive, default=1024, help="candidates a batch")
     add("--learning-rate", type=float, default=7e-4, help="of Adam")
     add("--patience", type=int, default=5, help="epochs without a better validation ranking")
     add(
@@ -89,6 +93,13 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--max-candidates", type=int, default=0, help="candidates a task gives to one epoch, 0 for all")
     add("--seed", type=int, default=0, help="of split, initialisation and order")
     parser.set_defaults(run=_train)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
 
 
 def _train(arguments: argparse.Namespace) -> int:

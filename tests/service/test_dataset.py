@@ -78,12 +78,12 @@ def test_failures_and_impossible_costs_never_become_labels(tmp_path):
     path = tmp_path / "log.json"
     path.write_text("\n".join(["# comment", *bad, *good, good[0][:40]]))
     report = ImportReport()
-    records = list(read_records([path], lambda path, record: "p", report))
+    records = list(read_records([path], lambda path: lambda record: "p", report))
     assert len(records) == 2
     assert report.counts == {
-        "used": 2,
+        "used: p": 2,
         "left out: failed or implausible run": 6,
-        "left out: refused line": 1,
+        "left out: refused line, not JSON": 1,
     }
     assert [r.number for r in report.refused] == [10]
     task = build_sets(records, PUBLISHED, report)["cpu"].tasks[0]
@@ -94,7 +94,7 @@ def test_a_task_with_failures_only_is_no_task(tmp_path):
     path = tmp_path / "log.json"
     path.write_text("\n".join(line(costs=[1e10], error_no=2, steps=[["CI", n]]) for n in range(50)))
     report = ImportReport()
-    assert build_sets(read_records([path], lambda p, r: "p", report), PUBLISHED, report) == {}
+    assert build_sets(read_records([path], lambda path: lambda record: "p", report), PUBLISHED, report) == {}
     assert report.counts["left out: failed or implausible run"] == 50
 
 
@@ -150,10 +150,10 @@ def test_a_table_tells_platforms_by_folder_and_condition(tmp_path, only_shippabl
     parse = RecordParser().parse
     cuda = parse(line(target="cuda -arch=sm_80"))
     cpu = parse(line().replace('"llvm"]', '"llvm", [4, 0, 0, 0, 0, 0, 0, 0]]'))
-    assert table(tmp_path / "logs/k80/a.json", cpu) == "k80"
-    assert table(tmp_path / "logs/mixed/a.json", cuda) == "a100"
-    assert table(tmp_path / "logs/mixed/a.json", cpu) == x86
-    assert table(tmp_path / "elsewhere/a.json", cuda) is None
+    assert table(tmp_path / "logs/k80/a.json")(cpu) == "k80"
+    assert table(tmp_path / "logs/mixed/a.json")(cuda) == "a100"
+    assert table(tmp_path / "logs/mixed/a.json")(cpu) == x86
+    assert table(tmp_path / "elsewhere/a.json")(cuda) is None
 
 
 @pytest.mark.parametrize("text", ["folder,where\na,b\n", TABLE.replace("target has", "the target is")])

@@ -1,5 +1,6 @@
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -10,6 +11,7 @@ from models import linear_score, write_linear_version
 
 from tlp_client.wire.predict import read_predict
 from tlp_service.errors import BadSettings, BadVersion, InvalidBody, ScoringFailed
+from tlp_service.features.published import PUBLISHED
 from tlp_service.scoring import session
 from tlp_service.scoring.score_map import fit_score_map, map_scores
 from tlp_service.scoring.scorer import Scorer
@@ -170,10 +172,10 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
         RawScorer(path, "cpu")
 
 
-def test_a_network_of_another_shape_is_refused(tmp_path):
+def test_a_network_of_another_shape_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "cpu", replace(PUBLISHED["cpu"], steps=54))
     folder = write_linear_version(tmp_path)
-    path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"steps": 25', '"steps": 54'))
+    monkeypatch.undo()
     with pytest.raises(BadVersion, match="the cpu network reads 54 x 22 rows, the features are 25 x 22"):
         Scorer(folder)
 

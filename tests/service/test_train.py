@@ -43,7 +43,7 @@ def test_training_stops_when_held_out_tasks_stop_getting_better(training_set):
     assert rank_set(fitted.network, training_set) == fitted.validation
 
 
-def test_the_command_writes_a_version_that_serves(tmp_path, measured_lines, cuda_lines, capsys):
+def test_the_command_writes_a_version_that_serves(tmp_path, measured_lines, cuda_lines, capsys, caplog):
     log = tmp_path / "log.json"
     gpu = []
     for n, line in enumerate(cuda_lines):
@@ -57,7 +57,8 @@ def test_the_command_writes_a_version_that_serves(tmp_path, measured_lines, cuda
     manifest = read_manifest(tmp_path / "out" / folder.rsplit("/", 1)[-1])
     assert [n.platform_kind for n in manifest.networks] == ["cpu", "gpu"]
     assert [n.platforms for n in manifest.networks] == [["cpu"], ["gpu"]]
-    assert manifest.training["records"]["left out: refused line"] == 1
+    assert manifest.training["records"]["left out: refused line, not JSON"] == 1
+    assert "log.json:279: not JSON" in caplog.text
     cpu = manifest.networks[0]
     assert sum(cpu.trained_on[part]["tasks"] for part in ("train", "validation", "test")) == 10
     Scorer(tmp_path / "out" / manifest.version)
@@ -70,6 +71,8 @@ def test_the_command_writes_a_version_that_serves(tmp_path, measured_lines, cuda
         (["--records", "empty.json"], "no task with two or more valid records; no records at all"),
         (["--records", "failed.json"], "left out: failed or implausible run: 3"),
         (["--records", "failed.json", "--platforms", "bad.csv"], "bad.csv:2: "),
+        (["--records", "failed.json", "--platforms", "missing.csv"], "missing.csv: No such file"),
+        (["--records", "few.json"], "1 workloads are too few to hold some back"),
     ],
 )
 def test_what_cannot_be_trained_on_is_one_line_and_status_2(
@@ -79,6 +82,7 @@ def test_what_cannot_be_trained_on_is_one_line_and_status_2(
     failed = [line for line in measured_lines if json.loads(line)["r"][1] != 0]
     (tmp_path / "failed.json").write_text("\n".join(failed[:3]))
     (tmp_path / "empty.json").touch()
+    (tmp_path / "few.json").write_text("\n".join(measured_lines[:9]))
     (tmp_path / "bad.csv").write_text("folder,where\na,b\n")
     assert main(["train", "--out", "out", *arguments]) == 2
     error = capsys.readouterr().err

@@ -1,12 +1,13 @@
 import json
 import re
 
+import msgspec
 import pytest
 from models import write_linear_version
 
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
-from tlp_service.versions.manifest import MANIFEST, read_manifest, write_version
+from tlp_service.versions.manifest import MANIFEST, Network, read_manifest, version_name, write_version
 from tlp_service.versions.platforms import choose_network
 
 
@@ -18,6 +19,14 @@ def folder(tmp_path):
 def rewrite(folder, **changes):
     path = folder / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def rewrite_scale(folder, scale, renamed=False):
+    networks = json.loads((folder / MANIFEST).read_text())["networks"]
+    networks[0]["score_map"]["scale"] = scale
+    rewrite(folder, networks=networks)
+    if renamed:
+        rewrite(folder, version=version_name("published", msgspec.convert(networks, list[Network])))
 
 
 def test_a_version_is_read_as_it_was_written(folder):
@@ -56,6 +65,9 @@ def test_writing_leaves_nothing_aside(folder):
         (lambda f: (f / MANIFEST).write_text("[]"), "manifest schema None, this server reads 1"),
         (lambda f: rewrite(f, schema=2), "manifest schema 2, this server reads 1"),
         (lambda f: rewrite(f, networks=[]), "no networks"),
+        (lambda f: rewrite(f, version="published-000000000000"), "its networks make it 'published-"),
+        (lambda f: rewrite_scale(f, 2.0), "its networks make it 'published-"),
+        (lambda f: rewrite_scale(f, -1.0, renamed=True), "the scale of a score map is positive, not -1.0"),
         (lambda f: rewrite(f, networks=5), "Expected `array`"),
         (lambda f: rewrite(f, spare=5), "unknown field `spare`"),
         (lambda f: (f / "cpu.onnx").unlink(), "'cpu.onnx' is missing"),

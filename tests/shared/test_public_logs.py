@@ -69,7 +69,9 @@ def test_special_files(name, records, refused):
 def test_a_file_of_7296_failures_gives_no_task():
     report = ImportReport()
     (path,) = LOGS.glob("lac-dcc-bennu/x86/**/cpu_matmul_20k.json.gz")
-    assert build_sets(read_records([path], lambda p, r: "x86", report), PUBLISHED, report) == {}
+    assert (
+        build_sets(read_records([path], lambda path: lambda record: "x86", report), PUBLISHED, report) == {}
+    )
     assert report.counts["left out: failed or implausible run"] == 7296
 
 
@@ -85,7 +87,9 @@ def test_k80_and_v100_records_carry_the_same_target():
 def test_a_perfect_score_ranks_perfectly_on_real_costs():
     path = next(p for p in sorted((LOGS / "mmperf").rglob("*.json*")))
     report = ImportReport()
-    (gpu,) = build_sets(read_records([path], lambda p, r: "a100", report), PUBLISHED, report).values()
+    (gpu,) = build_sets(
+        read_records([path], lambda path: lambda record: "a100", report), PUBLISHED, report
+    ).values()
     ranking = rank_tasks((-task.costs, task.costs) for task in gpu.tasks)
     assert (ranking.top1_mean, ranking.top5_pooled) == (1, 1)
     assert ranking.pair_accuracy == 1

@@ -96,18 +96,19 @@ def read_records(
     parser = RecordParser()
     for path in paths:
         reader = LogReader(parser)
+        platform_of_record = platform_of(path)
         for record in reader.read_file(path):
             if not record.is_valid:
                 report.counts["left out: failed or implausible run"] += 1
                 continue
-            platform = platform_of(path, record)
+            platform = platform_of_record(record)
             if platform is None:
                 report.counts["left out: no platform"] += 1
                 continue
-            report.counts["used"] += 1
+            report.counts[f"used: {platform}"] += 1
             yield platform, record
-        if reader.refused:
-            report.counts["left out: refused line"] += len(reader.refused)
+        for refused in reader.refused:
+            report.counts[f"left out: refused line, {refused.cause}"] += 1
         report.refused.extend(reader.refused)
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tlp_service.errors import BadRecords, TrainingDiverged
+from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
 from tlp_service.models.published import PublishedNetwork
-from tlp_service.training.dataset import TrainingSet, TrainingTask, without_large_numbers
+from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import mse_loss, rank_loss
 
 log = logging.getLogger(__name__)
@@ -83,15 +83,9 @@ def fit(
 
     Raises
     ------
-    BadRecords
-        If nothing is left to train on.
     TrainingDiverged
         If the loss is not finite.
     """
-    train = without_large_numbers(train, settings.max_number)
-    if not train.tasks:
-        raise BadRecords(f"{label}: no task without numbers above {settings.max_number:g}")
-    log.info("%s: training on %d tasks, %d candidates", label, len(train.tasks), train.candidates)
     torch.manual_seed(settings.seed)
     random = np.random.default_rng(settings.seed)
     network = PublishedNetwork(train.table.shape[1]).to(device)
@@ -118,8 +112,7 @@ def fit(
             best = Fit(copy.deepcopy(network), epoch, ranking)
         elif epoch - best.epoch >= settings.patience:
             break
-    if best is None:
-        raise ValueError("epochs must be 1 or more")
+    assert best is not None, "one epoch at least"
     return best
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from tlp_client.records import Record
 from tlp_service.errors import BadSettings
 
-#: path of a log, a record of it -> platform name, or None to leave the record out
-PlatformOf = Callable[[Path, Record], "str | None"]
+#: path of a log -> function of its records -> platform name, or None to leave the record out
+PlatformOf = Callable[[Path], Callable[[Record], "str | None"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class PlatformRow:
     folder: Path
     condition: Callable[[Record], bool]
     platform: str
-    may_ship_weights: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +46,26 @@ class PlatformTable:
             Keep only the rows whose ``may_ship_weights`` is ``yes``.
         """
         rows = []
-        with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                try:
-                    may_ship = row["may_ship_weights"] == "yes"
-                    folder = (path.parent / row["folder"]).resolve()
-                    entry = PlatformRow(folder, _condition(row["where"]), row["platform"], may_ship)
-                except (KeyError, ValueError) as error:
-                    raise BadSettings(f"{path}:{number}: {error}") from None
-                if may_ship or not only_shippable:
-                    rows.append(entry)
+        try:
+            with path.open(newline="") as file:
+                for number, row in enumerate(csv.DictReader(file), start=2):
+                    try:
+                        folder = (path.parent / row["folder"]).resolve()
+                        entry = PlatformRow(folder, _condition(row["where"]), row["platform"])
+                        may_ship = row["may_ship_weights"] == "yes"
+                    except (KeyError, ValueError) as error:
+                        raise BadSettings(f"{path}:{number}: {error}") from None
+                    if may_ship or not only_shippable:
+                        rows.append(entry)
+        except OSError as error:
+            raise BadSettings(f"{path}: {error.strerror}") from None
         return cls(tuple(rows))
 
-    def __call__(self, path: Path, record: Record) -> str | None:
-        """Return the platform of a record, or None."""
-        for row in self.rows:
-            if path.resolve().is_relative_to(row.folder) and row.condition(record):
-                return row.platform
-        return None
+    def __call__(self, path: Path) -> Callable[[Record], str | None]:
+        """Return the function that tells the platform of a record of this log, or None."""
+        resolved = path.resolve()
+        rows = [row for row in self.rows if resolved.is_relative_to(row.folder)]
+        return lambda record: next((row.platform for row in rows if row.condition(record)), None)
 
 
 def _condition(where: str) -> Callable[[Record], bool]:

@@ -27,6 +27,7 @@ from tlp_service.training.dataset import (
     log_files,
     read_records,
     split_by_workload,
+    without_large_numbers,
 )
 from tlp_service.training.fit import FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.platforms import PlatformOf, PlatformTable
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 MODEL = "published"
 #: shares of the workloads held back for early stopping and for the figures of the model card
 HELD_BACK = (0.1, 0.1)
+#: refused lines that are named one by one
+SHOWN_REFUSALS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +97,20 @@ def train(command: TrainCommand) -> Path:
     features = {kind: PUBLISHED[kind] for kind in command.kinds}
     records = read_records(log_files(command.records), _platform_of(command), report)
     sets = build_sets(records, features, report)
-    for cause, count in sorted(report.counts.items()):
-        log.info("records %s: %d", cause, count)
+    _log_report(report)
     if not sets:
         raise BadRecords("no task with two or more valid records; " + _counts(report))
+    # Split all before any is trained: a kind with too few workloads must not cost what another has learned.
+    splits = {kind: _split(kind, whole, command.fit) for kind, whole in sets.items()}
     with tempfile.TemporaryDirectory() as scratch:
-        files = {f"{kind}.onnx": Path(scratch, f"{kind}.onnx") for kind in sets}
+        files = {f"{kind}.onnx": Path(scratch, f"{kind}.onnx") for kind in splits}
         networks = [
-            _train_network(kind, training_set, command, files[f"{kind}.onnx"])
-            for kind, training_set in sets.items()
+            _train_network(kind, split, command, files[f"{kind}.onnx"]) for kind, split in splits.items()
         ]
         manifest = Manifest(
             schema=SCHEMA,
             model=MODEL,
-            version=version_name(MODEL, [n.sha256 for n in networks]),
+            version=version_name(MODEL, networks),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             networks=networks,
             training={"records": dict(report.counts), "settings": dataclasses.asdict(command.fit)},
@@ -119,17 +122,27 @@ def _platform_of(command: TrainCommand) -> PlatformOf:
     if command.platforms is not None:
         return command.platforms
 
-    def by_target(path: Path, record: Record) -> str | None:
+    def by_target(record: Record) -> str | None:
         return command.platform or platform_kind(record.task.target)
 
-    return by_target
+    return lambda path: by_target
 
 
-def _train_network(kind: PlatformKind, whole: TrainingSet, command: TrainCommand, file: Path) -> Network:
-    parts = split_by_workload(whole, HELD_BACK, command.fit.seed)
-    train_set, validation, test = parts
-    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+def _split(kind: PlatformKind, whole: TrainingSet, settings: FitSettings) -> dict[str, TrainingSet]:
+    train_set, validation, test = split_by_workload(whole, HELD_BACK, settings.seed)
+    train_set = without_large_numbers(train_set, settings.max_number)
+    if not train_set.tasks:
+        raise BadRecords(f"{kind}: no task without numbers above {settings.max_number:g}")
+    split = {"train": train_set, "validation": validation, "test": test}
+    for name, part in split.items():
         log.info("%s %s: %d tasks, %d candidates", kind, name, len(part.tasks), part.candidates)
+    return split
+
+
+def _train_network(
+    kind: PlatformKind, split: dict[str, TrainingSet], command: TrainCommand, file: Path
+) -> Network:
+    train_set, validation, test = split["train"], split["validation"], split["test"]
     fitted = fit(train_set, validation, command.fit, command.device, kind)
     network = fitted.network.cpu()
     metrics = {
@@ -152,11 +165,10 @@ def _train_network(kind: PlatformKind, whole: TrainingSet, command: TrainCommand
         features="published",
         steps=features.steps,
         row_width=features.width,
-        platforms=list(whole.platforms),
+        platforms=sorted({p for part in split.values() for p in part.platforms}),
         score_map=fit_score_map(raw),
         trained_on={
-            name: {"tasks": len(part.tasks), "candidates": part.candidates}
-            for name, part in zip(("train", "validation", "test"), parts, strict=True)
+            name: {"tasks": len(part.tasks), "candidates": part.candidates} for name, part in split.items()
         }
         | {"epoch": fitted.epoch},
         metrics=metrics,
@@ -181,6 +193,15 @@ def _log_ranking(title: str, figures: dict[str, Any]) -> None:
         ranking.top5_mean,
         ranking.pair_accuracy,
     )
+
+
+def _log_report(report: ImportReport) -> None:
+    for cause, count in sorted(report.counts.items()):
+        log.info("records %s: %d", cause, count)
+    for refused in report.refused[:SHOWN_REFUSALS]:
+        log.warning("%s", refused)
+    if len(report.refused) > SHOWN_REFUSALS:
+        log.warning("… and %d lines more", len(report.refused) - SHOWN_REFUSALS)
 
 
 def _counts(report: ImportReport) -> str:

@@ -7,9 +7,11 @@ contains a hash of its networks.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,13 +77,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model : str
         The architecture's preset, e.g. ``published``.
     version : str
-        ``<model>-<first 12 hex digits of a hash over the networks>``.
+        ``<model>-<12 hex digits>``, see `version_name`.
     created : str
         UTC time, ISO 8601.
     networks : list of Network
         One a platform kind.
     training : dict
-        Command, sources and settings of the training.
+        Settings of the training, and the records it used and left out, by platform and by cause.
     """
 
     schema: int
@@ -120,7 +122,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise BadVersion(f"{path}: {error}") from None
     if not manifest.networks:
         raise BadVersion(f"{path}: no networks")
+    expected = version_name(manifest.model, manifest.networks)
+    if manifest.version != expected:
+        raise BadVersion(f"{path}: the version is {manifest.version!r}, its networks make it {expected!r}")
     for network in manifest.networks:
+        if not 0 < network.score_map.scale < math.inf:
+            raise BadVersion(f"{path}: the scale of a score map is positive, not {network.score_map.scale}")
         file = folder / network.file
         if file.parent != folder or not file.is_file():
             raise BadVersion(f"{path}: network {network.file!r} is missing")
@@ -161,10 +168,13 @@ def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> P
     return target
 
 
-def version_name(model: str, digests: list[str]) -> str:
-    """Return the name of a version from the digests of its networks."""
-    joined = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
-    return f"{model}-{joined[:12]}"
+def version_name(model: str, networks: Sequence[Network]) -> str:
+    """Return the name of a version: the model and a hash over all that decides its scores."""
+    decides = [
+        [n.platform_kind, n.sha256, n.features, n.steps, n.row_width, msgspec.to_builtins(n.score_map)]
+        for n in sorted(networks, key=lambda n: n.platform_kind)
+    ]
+    return f"{model}-{hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]}"
 
 
 def sha256_of(path: Path) -> str:
