@@ -1,4 +1,4 @@
-"""The cost model for Ansor: goes where ``auto_scheduler.XGBModel()`` goes. Needs TVM 0.8 to 0.19.
+"""The cost model for Ansor: goes where ``auto_scheduler.XGBModel()`` goes. Needs a TVM with ``auto_scheduler``; tested with 0.19.
 
 >>> model = TLPRemoteModel("http://cost-model:8000", platform="epyc-9004-2c")    # doctest: +SKIP
 >>> policy = auto_scheduler.SketchPolicy(task, model)                            # doctest: +SKIP
@@ -28,11 +28,13 @@ from tvm import auto_scheduler
 from tvm.auto_scheduler.cost_model.cost_model import PythonBasedModel
 from tvm.auto_scheduler.measure import PythonBasedMeasureCallback
 
-from tlp_client.connection import Connection
+from tlp_client.connection import Connection, Round
 from tlp_client.errors import BadAnswer, InvalidInput
 from tlp_client.fallback import LocalFallback
 from tlp_client.outbox import Outbox
 from tlp_client.records import RecordParser, split_primitives
+from tlp_client.tasks import Task
+from tlp_client.wire.fields import read_name
 from tlp_client.wire.measurements import measurement_id
 
 log = logging.getLogger(__name__)
@@ -66,8 +68,8 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
     """Scores candidates by the cost-model service and sends it what was measured.
 
     The search never stops because of the service: when there is no answer within the deadline, a local
-    fallback scores (Ansor's own XGBoost model, taught with what this worker has measured, or chance) until the next
-    `update`, so that one round never compares scores of two models; a warning says so once an outage.
+    fallback scores (Ansor's own XGBoost model, taught with what this worker has measured, or chance) for the rest of the
+    round; a warning says so once an outage. Rounds are kept apart by task, so one model may serve many searches at a time.
 
     Parameters
     ----------
@@ -81,6 +83,11 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         Seconds that one predict may take.
     connection, outbox : Connection, Outbox or None
         For tests.
+
+    Raises
+    ------
+    InvalidRequest
+        If platform or worker is no name that the wire format takes.
     """
 
     def __init__(
@@ -95,19 +102,21 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
     ) -> None:
         super().__init__()
         self._connection = connection or Connection(url, platform=platform, deadline_s=deadline_s)
-        self.outbox = outbox or Outbox(self._connection, worker or _worker_name())
+        worker = read_name(worker, "worker") or _worker_name()
+        self.outbox = outbox or Outbox(self._connection, worker)
         self.counts = Counts()
         self._fallback = LocalFallback()
         self._parser = RecordParser()
         self._lock = threading.Lock()
-        self._round_fell_back = False
+        self._rounds: dict[str, Round] = {}  # by workload key
+        self._next_version: str | None = None  # that rounds begin with, after `load`
+        self._latest: tuple[str, str] | None = None
         self._has_warned = False
 
     @property
     def version(self) -> str | None:
-        """Model version that scores the current round, or None before its first answer."""
-        pinned = self._connection.pinned
-        return pinned[1] if pinned else None
+        """Model version of the latest scores, or of `load`; None before either."""
+        return self._latest[1] if self._latest else None
 
     def predict(self, task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[float]:
         """Return one score a state, in order: finite, higher is faster, 0 only for an invalid state.
@@ -121,11 +130,14 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         """
         if len(states) == 0:
             return []
-        if not self._round_fell_back:
+        with self._lock:
+            round_ = self._rounds.setdefault(task.workload_key, Round(self._next_version))
+        if not round_.fell_back:
             try:
-                scores = self._predict_remotely(task, states)
+                scores = self._predict_remotely(task, states, round_)
             except Exception as error:  # noqa: BLE001  whatever happens here, the search goes on
-                self._fall_back(error)
+                round_.fell_back = True
+                self._warn(error)
             else:
                 self._recover()
                 return scores
@@ -141,9 +153,9 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         return np.concatenate([self.predict(task, states), np.zeros(len(states))]).astype(np.float32)
 
     def update(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        """Send measured results to the service, in the background, and end the round.
+        """Send measured results to the service, in the background, and end the rounds of their tasks.
 
-        The next predict takes the version that serves then.
+        The next predict of these tasks takes the version that serves then.
 
         Parameters
         ----------
@@ -153,13 +165,11 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         if len(inputs) == 0:
             return
         self._fallback.learn(inputs, results)
-        self.send(inputs, results)
-        self._connection.unpin()
-        self._round_fell_back = False
+        self.finish_round(inputs, results)
 
-    def send(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        """Send measured results to the service, in the background, within the round."""
-        letters = []
+    def finish_round(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        """Do what `update` does but for teaching the fallback; sent again by `update`, a record is kept once."""
+        letters: dict[str | None, list[tuple[str, str]]] = {}
         for measured, result in zip(inputs, results, strict=True):
             line = auto_scheduler.measure_record.dump_record_to_string(measured, result)
             try:
@@ -167,8 +177,16 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
             except InvalidInput as error:
                 log.warning("a measured record is not sent: %s", error)
                 continue
-            letters.append((measurement_id(record, self._connection.platform), record.to_line()))
-        self.outbox.put(letters, self.version)
+            round_ = self._rounds.get(record.task.workload_key)
+            version = round_.version if round_ else None
+            letter = (measurement_id(record, self._connection.platform), record.to_line())
+            letters.setdefault(version, []).append(letter)
+        for version, of_version in letters.items():
+            self.outbox.put(of_version, version)
+        with self._lock:
+            self._next_version = None
+            for measured in inputs:
+                self._rounds.pop(measured.task.workload_key, None)
 
     def update_from_file(self, file_name: str, n_lines: int | None = None) -> None:
         """Send the records of a tuning log, as ``XGBModel.update_from_file`` trains on them."""
@@ -177,13 +195,12 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
 
     def save(self, file_name: str) -> None:
         """Write which model and version score now; the model itself is the service's."""
-        pinned = self._connection.pinned
-        model, version = pinned or (None, None)
+        model, version = self._latest or (None, None)
         state = {"service": self._connection.url, "model": model, "version": version, **asdict(self.counts)}
         Path(file_name).write_text(json.dumps(state, indent=2) + "\n")
 
     def load(self, file_name: str) -> None:
-        """Score with the version that `save` wrote, until the next `update`.
+        """Score with the version that `save` wrote, until the next `update`; if it is gone, by the one that serves.
 
         Raises
         ------
@@ -199,31 +216,35 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
                 raise TypeError("model and version are names")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file_name} is no file of TLPRemoteModel.save: {error}") from None
-        if version is not None:
-            self._connection.pin(model, version)
+        with self._lock:
+            self._next_version = version
+            self._latest = (model, version) if version is not None else None
+            self._rounds.clear()
 
-    def _predict_remotely(self, task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[float]:
+    def _predict_remotely(
+        self, task: auto_scheduler.SearchTask, states: Sequence[Any], round_: Round
+    ) -> list[float]:
         lines = serialize_states(task, states)
         known: dict[str, int] = {}
         candidates = [
             [known.setdefault(piece, len(known)) for piece in split_primitives(line)] for line in lines
         ]
-        record_task = self._parser.parse(lines[0]).task
-        answer = self._connection.predict(record_task, list(known), candidates)
+        described = Task(task.workload_key, str(task.target))
+        answer = self._connection.predict(described, list(known), candidates, round_)
         invalid = answer.scores.count(None)
         if invalid == len(states):
             raise BadAnswer(
                 f"no candidate could be scored: {next(iter(answer.errors.values()), 'no reason given')}"
             )
         with self._lock:
+            self._latest = (answer.model, answer.version)
             self.counts.predicts += 1
             self.counts.candidates += len(states)
             self.counts.invalid += invalid
         return [0.0 if score is None else score for score in answer.scores]
 
-    def _fall_back(self, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         with self._lock:
-            self._round_fell_back = True
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
             log.warning("the cost-model service does not score, falling back to local scores: %s", error)
@@ -236,7 +257,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
 
 
 class SendMeasured(PythonBasedMeasureCallback):  # type: ignore[misc]  # TVM is untyped
-    """A measure callback that sends each round's results to the service.
+    """A measure callback that sends each round's results to the service, and ends the round.
 
     Parameters
     ----------
@@ -250,7 +271,7 @@ class SendMeasured(PythonBasedMeasureCallback):  # type: ignore[misc]  # TVM is 
 
     def callback(self, policy: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Send what was measured; called by TVM after each round."""
-        self._model.send(inputs, results)
+        self._model.finish_round(inputs, results)
 
 
 def make_search_policies(

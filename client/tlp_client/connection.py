@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
 from tlp_client.tasks import Task
 from tlp_client.transport import HttpAnswer, HttpTransport, Transport
+from tlp_client.wire.fields import read_name
 from tlp_client.wire.measurements import MeasurementAnswer, decode_measurement_answer, encode_measurements
 from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode_predict
 
@@ -21,11 +22,33 @@ log = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.1
 
 
+@dataclass(slots=True)
+class Round:
+    """What the predict calls of one search round of one task go by.
+
+    A search compares the scores of several calls, and scores of two versions are not comparable. So the version of the
+    first answer is asked for until the round ends.
+
+    Parameters
+    ----------
+    version : str or None
+        Version to ask for; None before the first answer takes the one that serves.
+    is_answered : bool
+        Whether a call of this round has been answered.
+    states_platform : bool
+        Whether the version is asked to score for the platform; False once it did not know it.
+    fell_back : bool
+        Whether a call of this round was scored by something else than the service.
+    """
+
+    version: str | None = None
+    is_answered: bool = False
+    states_platform: bool = True
+    fell_back: bool = False
+
+
 class Connection:
     """Predicts and sends measurements over one transport. Thread-safe.
-
-    A search compares the scores of several predict calls, and scores of two versions are not comparable. So the
-    version of the first answer is asked for again until `unpin` is called.
 
     Parameters
     ----------
@@ -42,6 +65,11 @@ class Connection:
         For tests; three failures in a row by default.
     clock, sleep : callable
         For tests.
+
+    Raises
+    ------
+    InvalidRequest
+        If the platform is no name that the wire format takes.
     """
 
     def __init__(
@@ -56,35 +84,16 @@ class Connection:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url
-        self.platform = platform
+        self.platform = read_name(platform, "platform")
         self._deadline_s = deadline_s
         self._transport = transport or HttpTransport(url)
         self._breaker = breaker or CircuitBreaker()
         self._clock = clock
         self._sleep = sleep
-        self._lock = threading.Lock()
-        self._pinned: tuple[str, str] | None = None  # model, version
-        self._states_platform = True  # until the version of this round does not know it
-        self._has_warned = False
-
-    @property
-    def pinned(self) -> tuple[str, str] | None:
-        """Model and version that predict asks for, or None before the first answer."""
-        return self._pinned
-
-    def pin(self, model: str, version: str) -> None:
-        """Ask for a version from now on."""
-        with self._lock:
-            self._pinned = (model, version)
-
-    def unpin(self) -> None:
-        """Take whichever version serves at the next predict, and pin that; it may know the platform."""
-        with self._lock:
-            self._pinned = None
-            self._states_platform = True
+        self._has_warned = False  # of a platform that is not known
 
     def predict(
-        self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]]
+        self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]], round_: Round
     ) -> PredictAnswer:
         """Return a score for each candidate.
 
@@ -96,6 +105,8 @@ class Connection:
             The distinct primitives as JSON text.
         candidates : sequence of sequences of int
             Indices into `primitives`.
+        round_ : Round
+            The round that this call belongs to; its first answer decides the version.
 
         Raises
         ------
@@ -106,7 +117,7 @@ class Connection:
             raise Unreachable(f"{self.url}: not asked, it has failed repeatedly")
         deadline = self._clock() + self._deadline_s
         try:
-            answer = self._predict(task, primitives, candidates, deadline)
+            answer = self._predict(task, primitives, candidates, round_, deadline)
         except Refused as error:
             # An answer that blames the request is no failure of the service.
             (self._breaker.failed if error.is_transient else self._breaker.succeeded)()
@@ -115,38 +126,46 @@ class Connection:
             self._breaker.failed()
             raise
         self._breaker.succeeded()
-        with self._lock:
-            if self._pinned is None:
-                self._pinned = (answer.model, answer.version)
+        if not round_.is_answered:
+            round_.version, round_.is_answered = answer.version, True
         return answer
 
     def _predict(
-        self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]], deadline: float
+        self,
+        task: Task,
+        primitives: Sequence[str],
+        candidates: Sequence[Sequence[int]],
+        round_: Round,
+        deadline: float,
     ) -> PredictAnswer:
         while True:
-            pinned = self._pinned
             body = encode_predict(
                 task,
                 primitives,
                 candidates,
-                platform=self.platform if self._states_platform else None,
-                version=pinned[1] if pinned else None,
+                platform=self.platform if round_.states_platform else None,
+                version=round_.version,
             )
             try:
                 answer = self._post("/v1/predict", body, deadline)
             except Refused as error:
-                if error.code in ("unknown_version", "version_gone") and pinned is not None:
-                    log.info("version %s is gone, taking the one that serves", pinned[1])
-                    self.unpin()
-                elif error.code == "unknown_platform" and self.platform and self._states_platform:
-                    if not self._has_warned:
-                        log.warning("%s; predicting by the target alone", error.message)
-                    self._has_warned = True
-                    self._states_platform = False
-                else:
-                    raise
+                self._adapt(round_, error)
                 continue
             return decode_predict_answer(answer.body, len(candidates))
+
+    def _adapt(self, round_: Round, error: Refused) -> None:
+        """Change what the round asks for where that answers the refusal; raise it where not."""
+        if error.code == "unknown_platform" and self.platform and round_.states_platform:
+            if not self._has_warned:
+                log.warning("%s; predicting by the target alone", error.message)
+            self._has_warned = True
+            round_.states_platform = False
+        elif error.code in ("unknown_version", "version_gone") and round_.version and not round_.is_answered:
+            log.warning("version %s is gone, taking the one that serves", round_.version)
+            round_.version = None
+        else:
+            # A version that is gone in the middle of a round cannot be replaced: the round has scores of it.
+            raise error
 
     def send(
         self, lines: Sequence[tuple[str, str]], *, worker: str, version: str | None, timeout_s: float = 30.0

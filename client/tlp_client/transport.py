@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,22 @@ class HttpTransport:
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
         """Send a request and read the whole answer, see `Transport.post`."""
-        deadline = self._clock() + timeout_s
+        # A socket's timeout bounds each read of it, but neither the look-up of the host nor a server that sends
+        # its headers in drops. Only giving up on the thread that waits bounds them all.
+        exchange = _Exchange(self._clock() + timeout_s)
+        thread = threading.Thread(
+            target=exchange.run,
+            args=(lambda: self._post(path, body, headers, timeout_s, exchange),),
+            name="tlp-exchange",
+            daemon=True,
+        )
+        thread.start()
+        thread.join(timeout_s)
+        return exchange.result(f"{self._url}{path}: no whole answer within {timeout_s:.3g} s")
+
+    def _post(
+        self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float, exchange: _Exchange
+    ) -> HttpAnswer:
         try:
             response = self._pool.request(
                 "POST",
@@ -62,7 +78,7 @@ class HttpTransport:
                 redirect=False,
             )
             try:
-                received = self._read(response, deadline, timeout_s)
+                received = self._read(response, exchange)
             except BaseException:
                 response.close()  # the rest of the answer must not meet the next request
                 raise
@@ -75,16 +91,38 @@ class HttpTransport:
             raise Unreachable(f"{self._url}: {error}") from None
         return HttpAnswer(response.status, {k.lower(): v for k, v in response.headers.items()}, received)
 
-    def _read(self, response: urllib3.BaseHTTPResponse, deadline: float, timeout_s: float) -> bytes:
-        # A timeout of the socket bounds each read; only the clock bounds an answer that comes in drops. So each
-        # read takes what has arrived (read1), and none waits for a full buffer.
+    def _read(self, response: urllib3.BaseHTTPResponse, exchange: _Exchange) -> bytes:
         parts: list[bytes] = []
         size = 0
         while part := response.read1(1 << 16):
             parts.append(part)
             size += len(part)
-            if self._clock() > deadline:
-                raise DeadlineExceeded(f"{self._url}: the answer is not whole after {timeout_s:.3g} s")
+            if self._clock() > exchange.deadline:
+                raise DeadlineExceeded(f"{self._url}: the answer is not whole by the deadline")
             if size > _MAX_ANSWER_BYTES:
                 raise BadAnswer(f"{self._url}: the answer is larger than {_MAX_ANSWER_BYTES} bytes")
         return b"".join(parts)
+
+
+class _Exchange:
+    """What a thread that exchanges a request for an answer came to."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._answer: HttpAnswer | None = None
+        self._error: BaseException | None = None
+
+    def run(self, post: Callable[[], HttpAnswer]) -> None:
+        """Keep what `post` returns or raises."""
+        try:
+            self._answer = post()
+        except BaseException as error:  # noqa: BLE001  it is raised again where the answer is asked for
+            self._error = error
+
+    def result(self, late: str) -> HttpAnswer:
+        """Return the answer or raise the error; `DeadlineExceeded` where there is neither yet."""
+        if self._error is not None:
+            raise self._error
+        if self._answer is None:
+            raise DeadlineExceeded(late)
+        return self._answer

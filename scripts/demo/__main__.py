@@ -68,10 +68,10 @@ def main():
     parser.add_argument("--worker-python", required=True, help="Python of the environment with TVM")
     parser.add_argument("--platform", default="cpu", help="platform under which the records are sent")
     parser.add_argument("--trials", type=int, default=64, help="measurements an operator")
-    parser.add_argument("--out", type=Path, default=Path(".demo"))
     args = parser.parse_args()
+    args.out = HERE.parents[1] / ".demo"
     shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
+    args.out.mkdir()
     server, url = start_server(args)
     try:
         print(f"the service runs at {url}; its log is {args.out / 'server.log'}", flush=True)

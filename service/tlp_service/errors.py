@@ -9,7 +9,7 @@
     ├── TrainingDiverged              none: a loss that is not finite
     └── ApiError                      the `status` of the class
         ├── MalformedBody             400   (code malformed, content_type)
-        ├── UnknownName               404   (code unknown_model, unknown_version, unknown_platform)
+        ├── UnknownName               404   (code unknown_version, unknown_platform)
         ├── BodyTooLarge              413
         ├── InvalidBody               422
         ├── QueueFull                 429   with Retry-After
@@ -64,7 +64,7 @@ class MalformedBody(ApiError):
 
 
 class UnknownName(ApiError):
-    """A model, version or platform that this server does not have."""
+    """A version or platform that this server does not have."""
 
     status, code = 404, "unknown"
 
@@ -94,7 +94,7 @@ class ScoringFailed(ApiError):
 
 
 class NotReady(ApiError):
-    """Starting, draining, or the measurement stream cannot be reached."""
+    """Stopping, or the measurement stream cannot be reached."""
 
     status, code = 503, "not_ready"
 

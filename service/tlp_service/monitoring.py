@@ -29,7 +29,7 @@ class Metrics:
             "tlp_candidates_scored", "Candidates scored.", ["platform_kind", "version"], registry=registry
         )
         self.invalid = Counter(
-            "tlp_candidates_invalid", "Candidates answered with an error.", registry=registry
+            "tlp_candidates_invalid", "Candidates that a version could not score.", registry=registry
         )
         self.truncated = Counter(
             "tlp_candidates_truncated",

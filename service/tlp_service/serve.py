@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from tlp_service.api.app import create_app
+from tlp_service.api.service import ScoringQueue
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.scoring.scorer import Scorer
@@ -42,7 +43,8 @@ def serve(settings: Settings) -> int:
         else:
             redis_url = stack.enter_context(embedded_redis(settings.data_dir))
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
-        app = create_app(settings, scorer, redis_url)
+        queue = ScoringQueue(settings.max_waiting)
+        app = create_app(settings, scorer, redis_url, queue)
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -50,8 +52,20 @@ def serve(settings: Settings) -> int:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        _run(uvicorn.Server(config), listener)
+        _run(_Server(config, queue), listener)
     return 0
+
+
+class _Server(uvicorn.Server):
+    """Stops on a signal: what is being scored is answered, what waits for its turn gets 503."""
+
+    def __init__(self, config: uvicorn.Config, queue: ScoringQueue) -> None:
+        super().__init__(config)
+        self._queue = queue
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._queue.drain()
+        super().handle_exit(sig, frame)
 
 
 def _run(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -66,6 +80,7 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
 
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop_signal, stop)
+    listener.listen(1024)  # not before: a client that connects earlier would wait for its whole deadline
     host, port = listener.getsockname()[:2]
     print(f"tlp: listening on http://{host}:{port}", flush=True)
     server.run(sockets=[listener])
@@ -77,7 +92,6 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(1024)
     except OSError as error:
         listener.close()
         raise BadSettings(f"cannot listen on TLP_HOST={host}, TLP_PORT={port}: {error.strerror}") from None

@@ -6,8 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.connection import parse_url
 
 from tlp_service.errors import BadSettings
 
@@ -18,12 +19,12 @@ def shipped_model() -> Path:
     Raises
     ------
     BadSettings
-        If the package holds no version.
+        If the package does not hold exactly one version.
     """
-    versions = sorted(p.parent for p in Path(str(files("tlp_service") / "shipped")).glob("*/manifest.json"))
-    if not versions:
-        raise BadSettings("the package holds no model version; name one with TLP_MODEL")
-    return versions[-1]
+    versions = [p.parent for p in Path(str(files("tlp_service") / "shipped")).glob("*/manifest.json")]
+    if len(versions) != 1:
+        raise BadSettings(f"the package holds {len(versions)} model versions; name one with TLP_MODEL")
+    return versions[0]
 
 
 class Settings(BaseSettings):
@@ -44,6 +45,14 @@ class Settings(BaseSettings):
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
     max_waiting: int = Field(64, ge=1, description="Most predict requests that wait; more get 429.")
     measurement_id_days: int = Field(7, ge=1, description="Days for which a measurement id is remembered.")
+
+    @field_validator("redis_url", mode="before")
+    @classmethod
+    def _check_redis_url(cls, value: Any) -> Any:
+        if value in (None, ""):
+            return None
+        parse_url(str(value))  # type: ignore[no-untyped-call]  # raises ValueError, before anything is started
+        return value
 
     @property
     def max_body(self) -> int:

@@ -152,6 +152,7 @@ def test_garbage_instead_of_http(server):
         ("GET", "/v1/predict", 405),
         ("POST", "/v1/models", 405),
         ("DELETE", "/metrics", 405),
+        ("POST", "/v1/predict/", 404),
     ],
 )
 def test_a_route_that_is_none_answers_in_json_too(server, method, path, status):
@@ -207,6 +208,35 @@ def test_nothing_of_a_refused_request_is_kept(server, measured_request):
     before = server.metric("tlp_measurement_stream_length")
     server.post("/v1/measurements", with_costs(measured_request, "-1"))
     assert server.metric("tlp_measurement_stream_length") == before
+
+
+@pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
+def test_a_query_parameter_beside_a_json_body_is_not_passed_over(server, route):
+    check(server.post(f"{route}?platform=mars", PREDICT), 422, "invalid", "query parameter 'platform'")
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\ud800"], ids=["long", "no UTF-8"])
+def test_a_text_of_any_kind_in_a_primitive(server, text):
+    request = {
+        **PREDICT,
+        "primitives": [["PR", 1, 0, text]],
+        "candidates": [[0]] * 500,
+        "on_invalid": "report",
+    }
+    status, answer = server.post("/v1/predict", request)
+    assert status == 200
+    assert answer["scores"] == [None] * 500
+    assert len(json.dumps(answer)) < 500 * 400
+
+
+def test_a_target_without_end(server):
+    task = {"workload_key": "[]", "target": "llvm " * 10_000}
+    check(
+        server.post("/v1/predict", {**PREDICT, "candidates": [[0]], "task": task}),
+        422,
+        "invalid",
+        "task.target",
+    )
 
 
 def test_an_empty_log(server):

@@ -2,6 +2,7 @@ import json
 import threading
 
 import pytest
+from models import write_linear_version
 from serving import start
 
 
@@ -115,6 +116,30 @@ def test_a_log_of_mixed_targets_scores_each_by_its_own(server, measured_lines, c
     assert "neither 'platform' nor the target" in answer["errors"][0]["error"]
 
 
+def test_a_platform_for_all_lines_is_a_fault_only_of_the_lines_it_contradicts(
+    server, measured_lines, cuda_lines
+):
+    body = "\n".join([measured_lines[0], cuda_lines[0], measured_lines[1]]).encode()
+    status, answer = server.post("/v1/predict?platform=epyc", body, "application/x-ndjson")
+    assert status == 200
+    assert [score is None for score in answer["scores"]] == [False, True, False]
+    assert answer["errors"][0]["line"] == 2
+    assert "'epyc' is a cpu, the target" in answer["errors"][0]["error"]
+    status, answer = server.post("/v1/predict?platform=mars", body, "application/x-ndjson")
+    assert (status, answer["code"]) == (404, "unknown_platform")
+
+
+def test_a_model_that_gives_nan_is_a_defined_error_in_json(tmp_path, good):
+    version = write_linear_version(tmp_path, factor=3e38)
+    request = {**good[0], "primitives": [["CI", 0], ["CI", 100]], "candidates": [[0], [1]]}
+    with start(tmp_path / "stream", model=version) as server:
+        status, answer = server.post("/v1/predict", request)
+        assert (status, answer["code"]) == (500, "scoring_failed")
+        assert answer["error"].startswith("candidates[1]: ")
+        status, answer = server.post("/v1/predict", {**request, "on_invalid": "report"})
+        assert (status, answer["scores"]) == (200, [0.5, None])
+
+
 def test_every_log_version_gets_the_same_score(server, measured_lines):
     lines = []
     for version, length in (("v0.2", 2), ("v0.3", 3), ("v0.5", 5), ("v0.6", 6)):
@@ -132,6 +157,7 @@ def test_an_empty_schedule_among_others_is_scored(server, measured_lines):
     body = "\n".join([*measured_lines[:31], json.dumps(empty)]).encode()
     scores = server.post("/v1/predict", body, "application/x-ndjson")[1]["scores"]
     assert len(scores) == 32
+    assert None not in scores
     assert scores[31] == 0.5
 
 

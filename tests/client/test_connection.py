@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tlp_client.breaker import CircuitBreaker
-from tlp_client.connection import Connection
-from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
+from tlp_client.connection import Connection, Round
+from tlp_client.errors import BadAnswer, DeadlineExceeded, InvalidRequest, Refused, ServiceError, Unreachable
 from tlp_client.tasks import Task
 from tlp_client.transport import HttpAnswer
 
@@ -58,31 +58,48 @@ def connect(*moves, cost=0.01, **options):
     return connection, script, clock
 
 
-def predict(connection):
-    return connection.predict(TASK, ['["CI", 1]'], [[0]])
+def predict(connection, round_=None):
+    return connection.predict(TASK, ['["CI", 1]'], [[0]], round_ or Round())
 
 
 def asked_versions(script):
     return [body["version"] for _, body, _, _ in script.requests]
 
 
-def test_the_version_of_the_first_answer_is_asked_for_until_unpin():
+def test_the_version_of_the_first_answer_is_asked_for_in_its_round():
     connection, script, _ = connect(scores("v1"), scores("v1"), scores("v2"), scores("v2"))
-    for _ in range(2):
-        predict(connection)
-    connection.unpin()
-    for _ in range(2):
-        predict(connection)
+    for round_ in (Round(), Round()):
+        for _ in range(2):
+            predict(connection, round_)
     assert asked_versions(script) == [None, "v1", None, "v2"]
-    assert connection.pinned == ("m", "v2")
+    assert (round_.version, round_.is_answered) == ("v2", True)
+
+
+def test_rounds_of_two_tasks_do_not_disturb_each_other():
+    connection, script, _ = connect(scores("v1"), scores("v2"), scores("v1"))
+    first, second = Round(), Round()
+    for round_ in (first, second, first):
+        predict(connection, round_)
+    assert asked_versions(script) == [None, None, "v1"]
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "unknown_version"), (409, "version_gone")])
-def test_a_version_that_is_gone_is_replaced_by_the_one_that_serves(status, code):
-    connection, script, _ = connect(scores("v1"), refusal(status, code), scores("v2"))
-    predict(connection)
-    assert predict(connection).version == "v2"
-    assert asked_versions(script) == [None, "v1", None]
+def test_a_version_that_is_gone_is_never_replaced_within_a_round(status, code):
+    connection, _, _ = connect(scores("v1"), refusal(status, code), scores("v2"))
+    round_ = Round()
+    predict(connection, round_)
+    with pytest.raises(Refused):
+        predict(connection, round_)
+    assert round_.version == "v1"
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "unknown_version"), (409, "version_gone")])
+def test_a_version_that_is_gone_before_its_round_began_is_replaced(status, code):
+    connection, script, _ = connect(refusal(status, code), scores("v2"))
+    round_ = Round("v1")
+    assert predict(connection, round_).version == "v2"
+    assert asked_versions(script) == ["v1", None]
+    assert round_.version == "v2"
 
 
 def test_an_unknown_platform_is_left_out_until_the_next_round(caplog):
@@ -90,15 +107,18 @@ def test_an_unknown_platform_is_left_out_until_the_next_round(caplog):
     connection, script, _ = connect(
         unknown, scores(), scores(), unknown, scores(), scores("v2"), platform="new"
     )
-    predict(connection)
-    predict(connection)
-    connection.unpin()
-    predict(connection)
-    connection.unpin()
-    predict(connection)
+    first = Round()
+    for round_ in (first, first, Round(), Round()):
+        predict(connection, round_)
     asked = [body["task"]["platform"] for _, body, _, _ in script.requests]
     assert asked == ["new", None, None, "new", None, "new"]  # the last version knows it
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("platform", ["RTX 3080", "", "a" * 200])
+def test_a_platform_that_is_no_name_is_refused_at_once(platform):
+    with pytest.raises(InvalidRequest, match="platform: "):
+        Connection("http://x", platform=platform)
 
 
 @pytest.mark.parametrize("first", [Unreachable("x"), refusal(503), refusal(429), refusal(500), refusal(504)])
@@ -196,6 +216,5 @@ def test_a_refusal_with_a_body_of_anybody_is_a_refusal(body):
 
 def test_the_deadline_passed_before_the_second_exchange():
     connection, _, _ = connect(refusal(404, "unknown_version"), cost=3, deadline_s=2)
-    connection.pin("m", "v0")
     with pytest.raises(DeadlineExceeded, match="no time left"):
-        predict(connection)
+        predict(connection, Round("v0"))

@@ -111,6 +111,14 @@ def test_a_record_that_comes_twice_is_sent_once(outbox, service):
     assert sum(count for count, _ in service.requests) == 3
 
 
+def test_the_ids_that_went_last_are_remembered(outbox, service, monkeypatch):
+    monkeypatch.setattr("tlp_client.outbox._REMEMBERED_IDS", 2)
+    for n in (1, 2, 3, 3, 2, 1):
+        outbox.put(letters(n), None)
+        assert outbox.flush(5)
+    assert sum(count for count, _ in service.requests) == 4  # 1 was forgotten and is sent again
+
+
 def test_beyond_its_capacity_the_oldest_are_dropped_and_counted(service, caplog):
     service.open.clear()
     box = Outbox(service, "w", capacity=3, first_pause_s=0.001)

@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from tlp_client.primitives import read_primitive
 from tlp_service.errors import BadVersion
+from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import check_equal, export_onnx
 from tlp_service.models.published import PublishedNetwork, SelfAttention
+from tlp_service.scoring.session import RawScorer
 
 
 @pytest.fixture
@@ -88,6 +91,23 @@ def test_the_exported_file_takes_any_batch(exported, batch):
         expected = network(torch.from_numpy(rows(batch))).numpy()
     assert actual.shape == (batch,)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_candidates_of_any_length_score_as_torch_scores_them(exported):
+    """From 1 primitive to more than the network reads; each alone and all in one batch."""
+    network, path = exported
+    features = PUBLISHED["cpu"]
+    primitives = [read_primitive(["SP", n, 0, 64, [n, 2, 1], 1]) for n in range(1, 9)]
+    table, _ = features.rows(primitives)
+    lengths = np.array([1, 25, 54, 0, 24])
+    indices = np.arange(lengths.sum()) % 8
+    positions = features.positions(indices, lengths)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(table[positions])).numpy()
+    scorer = RawScorer(path, "cpu")
+    np.testing.assert_allclose(scorer.run(table, positions), expected, rtol=1e-5, atol=1e-5)
+    alone = [scorer.run(table, positions[i : i + 1])[0] for i in range(len(lengths))]
+    np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_file_that_scores_otherwise_is_not_published(exported):

@@ -42,14 +42,11 @@ def test_a_state_has_the_same_score_alone_and_in_company(remote, task, states):
 
 
 def test_no_states_no_request(task):
-    class Forbidden:
-        def post(self, *arguments):
-            raise AssertionError("a request was sent")
-
-    model = model_over(Forbidden())
+    transport = Corrupting("http://127.0.0.1:1", 0)
+    model = model_over(transport)
     assert model.predict(task, []) == []
     model.update([], [])
-    assert model.outbox.waiting == 0
+    assert (transport.requests, model.counts.fallbacks, model.outbox.waiting) == (0, 0, 0)
 
 
 def test_the_state_that_nothing_was_done_to_is_scored(remote, task):
@@ -142,15 +139,51 @@ def test_stage_scores_are_packed_without_a_breakdown(remote, task, states):
     assert packed[5:].tolist() == [0] * 5
 
 
-def test_the_version_stays_pinned_until_update(remote, task, states, small_task):
-    assert remote.version is None
-    remote.predict(task, states[:4])
-    version = remote.version
+class Recording:
+    """Sends to the real server and keeps the version that each predict asked for."""
+
+    def __init__(self, url):
+        self._transport = HttpTransport(url)
+        self.versions = []
+
+    def post(self, path, body, headers, timeout_s):
+        if path == "/v1/predict":
+            self.versions.append(json.loads(body)["version"])
+        return self._transport.post(path, body, headers, timeout_s)
+
+
+def test_the_version_stays_pinned_until_update_by_task(server, task, states, small_task):
+    transport = Recording(server.url)
+    model = model_over(transport)
+    assert model.version is None
+    model.predict(task, states[:4])
+    model.predict(task, states[:4])
+    model.predict(small_task, sample(small_task, 4))
+    model.update(*pairs(small_task, sample(small_task, 2)))
+    model.predict(task, states[:4])  # its round goes on
+    model.update(*pairs(task, states[:2]))
+    model.predict(task, states[:4])
+    version = model.version
     assert version
-    remote.update(*pairs(task, states[:2]))
-    assert remote.version is None
-    remote.predict(task, states[:4])
-    assert remote.version == version
+    assert transport.versions == [None, version, None, version, None]
+    assert model.outbox.flush(20)
+
+
+def test_the_callback_ends_a_round_too(server, task, states):
+    transport = Recording(server.url)
+    model = model_over(transport)
+    model.predict(task, states[:4])
+    SendMeasured(model).callback(None, *pairs(task, states[:2]))
+    model.predict(task, states[:4])
+    assert transport.versions == [None, None]
+    assert model.outbox.flush(20)
+
+
+def test_names_that_the_service_would_refuse_are_refused_at_once(server):
+    with pytest.raises(ValueError, match="platform"):
+        TLPRemoteModel(server.url, platform="RTX 3080")
+    with pytest.raises(ValueError, match="worker"):
+        TLPRemoteModel(server.url, worker="my host")
 
 
 def pairs(task, states):
@@ -207,20 +240,25 @@ class Corrupting:
     def __init__(self, url, candidate):
         self._transport = HttpTransport(url)
         self._candidate = candidate
+        self.requests = 0
 
     def post(self, path, body, headers, timeout_s):
+        self.requests += 1
         document = json.loads(body)
         document["candidates"][self._candidate].append(len(document["primitives"]))
         document["primitives"].append(["PPT", 2, 0])
         return self._transport.post(path, json.dumps(document).encode(), headers, timeout_s)
 
 
-def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(server, remote, task, states):
-    model = model_over(Corrupting(server.url, 100))
+@pytest.mark.parametrize("bad", [0, 100, 511])
+def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(
+    server, remote, task, states, bad
+):
+    model = model_over(Corrupting(server.url, bad))
     scores = model.predict(task, states)
     expected = remote.predict(task, states)
-    assert scores[100] == 0 < min(expected)
-    assert scores[:100] + scores[101:] == expected[:100] + expected[101:]
+    assert scores[bad] == 0 < min(expected)
+    assert scores[:bad] + scores[bad + 1 :] == expected[:bad] + expected[bad + 1 :]
     assert (model.counts.invalid, model.counts.fallbacks) == (1, 0)
 
 
@@ -241,6 +279,7 @@ def test_models_of_several_threads_do_not_disturb_each_other(server, task, state
 
 def test_tvm_loads_what_we_write(tmp_path):
     lines = (ROOT / "tests" / "data" / "measured.json").read_text().splitlines()
+    lines.append(lines[0].replace('[\\"', '[\\"é中', 1))  # a workload key beyond ASCII
     parser = RecordParser()
     ours = tmp_path / "ours.json"
     ours.write_text("\n".join(parser.parse(line).to_line() for line in lines) + "\n")

@@ -81,6 +81,18 @@ def serve_once(behave):
     return f"http://127.0.0.1:{listener.getsockname()[1]}", listener, stop
 
 
+def test_a_half_sent_answer_is_a_fallback(task, states):
+    def half(connection, stop):
+        connection.recv(1 << 20)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+
+    url, listener, _ = serve_once(half)
+    with listener:
+        model = TLPRemoteModel(url, deadline_s=2)
+        assert_scores(model.predict(task, states[:8]), 8)
+        assert model.counts.fallbacks == 1
+
+
 def test_a_server_that_sleeps_costs_the_deadline_and_no_more(task, states):
     url, listener, stop = serve_once(lambda connection, stop: stop.wait(5))
     with listener:
@@ -231,4 +243,4 @@ model = TLPRemoteModel({server.url!r}, platform="epyc-{os.getpid()}")
 model.update(*pairs(task, sample(task, 10)))
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
-    assert server.metric("tlp_measurement_stream_length") > before
+    assert server.metric("tlp_measurement_stream_length") == before + 10

@@ -22,10 +22,11 @@ from tlp_client.wire.fields import (
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A record and the id under which it is kept once."""
+    """A record, the id under which it is kept once, and its position in the request."""
 
     id: str
     record: Record
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def read_measurements(document: object) -> MeasurementRequest:
     first_use: dict[str, int] = {}
     for position, entry in enumerate(records):
         try:
-            measurement = _read_measurement(entry)
+            measurement = _read_measurement(entry, position)
             used = first_use.setdefault(measurement.id, position)
             if used != position:
                 raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
@@ -145,14 +146,14 @@ def read_measurements(document: object) -> MeasurementRequest:
     )
 
 
-def _read_measurement(entry: object) -> Measurement:
+def _read_measurement(entry: object, position: int) -> Measurement:
     fields = read_object(entry, "the entry", ("id", "record"))
     id_ = read_name(fields.get("id"), "id")
     if id_ is None:
         raise InvalidRequest("an id is needed, made by the client")
     record = read_record(fields.get("record"))
     check_measured(record)
-    return Measurement(id_, record)
+    return Measurement(id_, record, position)
 
 
 def check_measured(record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,15 +16,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tlp_client import __version__
 from tlp_service.api import documents, measurements, predict, status
-from tlp_service.api.service import Service
+from tlp_service.api.service import ScoringQueue, Service
 from tlp_service.errors import ApiError
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 
+log = logging.getLogger(__name__)
 
-def create_app(settings: Settings, scorer: Scorer, redis_url: str) -> FastAPI:
+
+def create_app(settings: Settings, scorer: Scorer, redis_url: str, queue: ScoringQueue) -> FastAPI:
     """Return the application for a loaded version and a measurement stream."""
     metrics = Metrics()
     metrics.model.labels(scorer.manifest.model, scorer.manifest.version).set(1)
@@ -32,15 +35,17 @@ def create_app(settings: Settings, scorer: Scorer, redis_url: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         stream = MeasurementStream(redis_url, settings.measurement_id_days)
-        app.state.service = Service(settings, scorer, stream, metrics)
+        if weakness := await stream.weakness():
+            log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
+        app.state.service = Service(settings, scorer, stream, metrics, queue)
         try:
             yield
         finally:
-            del app.state.service
             await stream.close()
 
-    app = FastAPI(title="TLP cost-model service", version=__version__, lifespan=lifespan)
-    app.state.metrics = metrics
+    app = FastAPI(
+        title="TLP cost-model service", version=__version__, lifespan=lifespan, redirect_slashes=False
+    )
     for module in (predict, measurements, status):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _answer_api_error)

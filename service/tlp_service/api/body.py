@@ -136,6 +136,12 @@ def check_count(document: Any, field: str, limit: int) -> None:
         raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")
 
 
+def check_no_query(query: dict[str, str]) -> None:
+    """Raise `InvalidBody` where a JSON body comes with query parameters, which would be passed over."""
+    if query:
+        raise InvalidBody(f"query parameter {next(iter(query))[:40]!r}: a JSON body says it all, without any")
+
+
 def invalid(error: Exception) -> InvalidBody:
     """Return a reader's fault as an answer."""
     return InvalidBody(str(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import anyio.to_thread
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -9,45 +11,90 @@ from fastapi import APIRouter, Request, Response
 from tlp_client.errors import InvalidRequest
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.fields import FORMAT, read_name
-from tlp_client.wire.measurements import Measurement, MeasurementRequest, read_measurements
+from tlp_client.wire.measurements import MeasurementRequest, read_measurements
 from tlp_service.api import documents
-from tlp_service.api.body import JSON, NDJSON, check_count, content_type, decode_json, invalid, read_body
+from tlp_service.api.body import (
+    JSON,
+    NDJSON,
+    check_count,
+    check_no_query,
+    content_type,
+    decode_json,
+    invalid,
+    read_body,
+)
 from tlp_service.api.service import Service
 from tlp_service.api.tuning_log import measurements, read_log
 from tlp_service.errors import InvalidBody
+from tlp_service.measurements.stream import Entry
 
 router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request on its way into the stream.
+
+    Parameters
+    ----------
+    entries : list of Entry
+        What to append.
+    are_valid : list of bool
+        Whether each entry's run succeeded.
+    errors : list of (int, str)
+        Position in the request and fault of each record that is refused.
+    """
+
+    entries: list[Entry]
+    are_valid: list[bool]
+    errors: list[tuple[int, str]]
 
 
 @router.post("/v1/measurements", **documents.MEASUREMENTS)
 async def measure(request: Request) -> Response:
     """Keep measured records. They are in the stream before this answers; an id is kept once.
 
-    A body of type ``application/x-ndjson`` is a tuning log; state worker and platform as query parameters. Its lines that
-    are no records are answered as rejected.
+    A body of type ``application/x-ndjson`` is a tuning log; state worker and platform as query parameters. Its lines
+    that are no records are answered as rejected.
     """
     service: Service = request.app.state.service
     kind = content_type(request, (JSON, NDJSON))
     body = await read_body(request, service.settings.max_body)
     query = dict(request.query_params)
-    limit = service.settings.max_candidates
-    read = _read_log if kind == NDJSON else _read_request
-    accepted = await anyio.to_thread.run_sync(read, body, query, limit)
-    kept, platforms = _with_platforms(accepted)
-    added = await service.stream.append(
-        kept, worker=accepted.worker, platforms=platforms, version=accepted.version
-    )
-    _count(service, accepted, kept, platforms, added)
+    # In a thread: a large log takes a second, and the event loop has other requests to answer.
+    prepared = await anyio.to_thread.run_sync(_prepare, kind, body, query, service.settings.max_candidates)
+    added = await service.stream.append(prepared.entries)
+    _count(service, prepared, added)
     answer = {
         "format": FORMAT,
-        "accepted": added,
-        "duplicates": len(kept) - added,
-        "rejected": [{"record": position, "error": error} for position, error in sorted(accepted.errors)],
+        "accepted": len(added),
+        "duplicates": len(prepared.entries) - len(added),
+        "rejected": [{"record": position, "error": error} for position, error in sorted(prepared.errors)],
     }
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
+def _prepare(kind: str, body: bytes, query: dict[str, str], limit: int) -> Prepared:
+    request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, query, limit)
+    prepared = Prepared([], [], list(request.errors))
+    for measurement in request.measurements:
+        target = measurement.record.task.target
+        platform = request.platform or platform_kind(target)
+        if platform is None:
+            message = f"neither 'platform' nor the target {target!r:.80} tells the platform"
+            if not request.report_invalid:
+                raise InvalidBody(f"records[{measurement.position}]: {message}")
+            prepared.errors.append((measurement.position, f"id {measurement.id!r}: {message}"))
+            continue
+        line = measurement.record.to_line()
+        entry = Entry(measurement.id, line, request.worker, platform, request.version or "")
+        prepared.entries.append(entry)
+        prepared.are_valid.append(measurement.record.is_valid)
+    return prepared
+
+
 def _read_request(body: bytes, query: dict[str, str], limit: int) -> MeasurementRequest:
+    check_no_query(query)
     document = decode_json(body)
     check_count(document, "records", limit)
     try:
@@ -74,33 +121,11 @@ def _read_log(body: bytes, query: dict[str, str], limit: int) -> MeasurementRequ
     )
 
 
-def _with_platforms(request: MeasurementRequest) -> tuple[list[Measurement], list[str]]:
-    """Return the measurements with the platform of each: the one stated, else the kind of its target."""
-    kept, platforms = [], []
-    for position, measurement in enumerate(request.measurements):
-        target = measurement.record.task.target
-        platform = request.platform or platform_kind(target)
-        if platform is None:
-            message = (
-                f"id {measurement.id!r}: neither 'platform' nor the target {target!r:.80} tells the platform"
-            )
-            if not request.report_invalid:
-                raise InvalidBody(message)
-            request.errors.append((position, message))
-            continue
-        kept.append(measurement)
-        platforms.append(platform)
-    return kept, platforms
-
-
-def _count(
-    service: Service, request: MeasurementRequest, kept: list[Measurement], platforms: list[str], added: int
-) -> None:
+def _count(service: Service, prepared: Prepared, added: list[int]) -> None:
     metrics = service.metrics
-    metrics.measurements.labels("accepted").inc(added)
-    metrics.measurements.labels("duplicate").inc(len(kept) - added)
-    metrics.measurements.labels("rejected").inc(len(request.errors))
-    if added:
-        for measurement, platform in zip(kept, platforms, strict=True):
-            result = "valid" if measurement.record.is_valid else "failed"
-            metrics.runs.labels(metrics.platform_label(platform), result).inc()
+    metrics.measurements.labels("accepted").inc(len(added))
+    metrics.measurements.labels("duplicate").inc(len(prepared.entries) - len(added))
+    metrics.measurements.labels("rejected").inc(len(prepared.errors))
+    for position in added:
+        platform = metrics.platform_label(prepared.entries[position].platform)
+        metrics.runs.labels(platform, "valid" if prepared.are_valid[position] else "failed").inc()

@@ -15,10 +15,19 @@ from tlp_client.logs import RefusedLine
 from tlp_client.wire.fields import FORMAT, read_name
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import documents
-from tlp_service.api.body import JSON, NDJSON, check_count, content_type, decode_json, invalid, read_body
+from tlp_service.api.body import (
+    JSON,
+    NDJSON,
+    check_count,
+    check_no_query,
+    content_type,
+    decode_json,
+    invalid,
+    read_body,
+)
 from tlp_service.api.service import Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
-from tlp_service.errors import ApiError, InvalidBody, UnknownName
+from tlp_service.errors import InvalidBody, UnknownName
 from tlp_service.scoring.scorer import Scored
 
 router = APIRouter()
@@ -58,6 +67,7 @@ def _deadline(request: Request) -> float | None:
 
 
 def _score_request(service: Service, body: bytes, query: dict[str, str]) -> bytes:
+    check_no_query(query)
     document = decode_json(body)
     check_count(document, "candidates", service.settings.max_candidates)
     check_count(document, "primitives", service.settings.max_candidates)
@@ -85,10 +95,10 @@ def _score_log(service: Service, body: bytes, query: dict[str, str]) -> bytes:
     for request, positions in predict_requests(lines, platform, version):
         try:
             scored = service.scorer.score(request)
-        except ApiError as error:
-            if platform is not None:
-                raise
-            # The target of this task does not decide the network; that of another may.
+        except (InvalidBody, UnknownName) as error:
+            if error.code == "unknown_platform" and platform is not None:
+                raise  # the platform of all lines
+            # The target of this task does not decide the network, or contradicts the platform; another's may not.
             errors.update(dict.fromkeys(positions, str(error)))
             continue
         _count(service, scored)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
-from tlp_service.errors import DeadlinePassed, QueueFull
+from tlp_service.errors import DeadlinePassed, NotReady, QueueFull
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.scorer import Scorer
@@ -35,11 +35,16 @@ class ScoringQueue:
         self._max_waiting = max_waiting
         self._clock = clock
         self._seconds_each = 0.1  # moving average, for Retry-After
+        self._is_draining = False
 
     @property
     def waiting(self) -> int:
         """Requests that wait now."""
         return self._limiter.statistics().tasks_waiting
+
+    def drain(self) -> None:
+        """Answer what waits and what comes with 503; what runs ends as usual."""
+        self._is_draining = True
 
     async def run(self, work: Callable[[], T], deadline_s: float | None) -> T:
         """Run `work` in a thread when its turn comes.
@@ -55,6 +60,8 @@ class ScoringQueue:
             If too many requests wait.
         DeadlinePassed
             If its turn comes too late.
+        NotReady
+            If the server is stopping.
         """
         if self.waiting >= self._max_waiting:
             seconds = max(1, round(self.waiting * self._seconds_each))
@@ -62,6 +69,8 @@ class ScoringQueue:
         arrived = self._clock()
 
         def timed() -> T:
+            if self._is_draining:
+                raise NotReady("the server is stopping", retry_after=5)
             started = self._clock()
             if deadline_s is not None and started - arrived > deadline_s:
                 raise DeadlinePassed(f"the deadline of {deadline_s:g} s passed while the request waited")
@@ -80,7 +89,4 @@ class Service:
     scorer: Scorer
     stream: MeasurementStream
     metrics: Metrics
-    queue: ScoringQueue = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "queue", ScoringQueue(self.settings.max_waiting))
+    queue: ScoringQueue

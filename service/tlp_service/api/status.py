@@ -50,9 +50,7 @@ async def live() -> dict[str, str]:
 @router.get("/health/ready", **documents.READY)
 async def ready(request: Request) -> dict[str, str]:
     """Answer 200 when a version is loaded and the measurement stream can be reached, else 503."""
-    service: Service | None = getattr(request.app.state, "service", None)
-    if service is None:
-        raise NotReady("the server is starting", retry_after=1)
+    service: Service = request.app.state.service
     await service.stream.check()
     return {
         "status": "ready",

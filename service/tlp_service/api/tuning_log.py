@@ -99,5 +99,5 @@ def measurements(lines: LogLines, platform: str | None) -> tuple[list[Measuremen
             errors.append((position, f"line {lines.numbers[position]}: {error}"))
             continue
         id_ = measurement_id(outcome, platform)
-        found.setdefault(id_, Measurement(id_, outcome))
+        found.setdefault(id_, Measurement(id_, outcome, position))
     return list(found.values()), errors

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ from pathlib import Path
 import redis
 
 from tlp_service.errors import BadSettings
+
+log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 15.0
@@ -48,13 +52,12 @@ def embedded_redis(data_dir: Path) -> Iterator[str]:
     data_dir = data_dir.absolute()
     # The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
     with _locked(data_dir) as lock, tempfile.TemporaryDirectory(prefix="tlp-") as socket_dir:
-        url = f"unix://{socket_dir}/valkey.sock"
-        process = _start(binary, data_dir, f"{socket_dir}/valkey.sock", lock)
+        child = _Child(binary, data_dir, f"{socket_dir}/valkey.sock", lock)
+        child.start()
         try:
-            _wait_until_it_answers(process, url, binary, data_dir)
-            yield url
+            yield child.url
         finally:
-            _stop(process)
+            child.stop()
 
 
 @contextlib.contextmanager
@@ -89,50 +92,97 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def _start(binary: Path, data_dir: Path, socket: str, lock: int) -> subprocess.Popen[bytes]:
-    options = {
-        "port": "0",
-        "unixsocket": socket,
-        "unixsocketperm": "700",
-        "dir": str(data_dir),
-        "appendonly": "yes",
-        "appendfsync": "always",
-        "save": "",
-        "logfile": str(data_dir / _LOG),
-        "daemonize": "no",
-    }
-    return subprocess.Popen(
-        [str(binary), *(part for name, value in options.items() for part in (f"--{name}", value))],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(lock,),
-        preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no allocation: safe beside idle threads
-        start_new_session=True,  # Ctrl-C is for the server, which stops its child last
-    )
+class _Child:
+    """The running server; started again should it end by itself.
 
+    Parameters
+    ----------
+    binary, data_dir, socket : Path, Path, str
+        What to run, where it keeps its data, where it listens.
+    lock : int
+        File descriptor of the data folder's lock, for the child to inherit.
+    """
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, binary: Path, data_dir: Path) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    with redis.Redis.from_url(url) as client:
-        while time.monotonic() < deadline and process.poll() is None:
-            # refused until it listens, "loading" until it has read its data
-            with contextlib.suppress(redis.RedisError):
-                client.ping()
-                return
-            time.sleep(0.02)
-    log = data_dir / _LOG
-    tail = log.read_text(errors="replace")[-400:] if log.exists() else "no log"
-    raise BadSettings(f"the embedded {binary.name} did not start: {tail}")
+    def __init__(self, binary: Path, data_dir: Path, socket: str, lock: int) -> None:
+        self.url = f"unix://{socket}"
+        self._binary = binary
+        self._data_dir = data_dir
+        self._lock = lock
+        options = {
+            "port": "0",
+            "unixsocket": socket,
+            "unixsocketperm": "700",
+            "dir": str(data_dir),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            "logfile": str(data_dir / _LOG),
+            "daemonize": "no",
+        }
+        arguments = (part for name, value in options.items() for part in (f"--{name}", value))
+        self._command = [str(binary), *arguments]
+        self._stopping = threading.Event()
+        self._process = self._spawn()
+        self._watcher = threading.Thread(target=self._watch, name="tlp-valkey", daemon=True)
 
+    def start(self) -> None:
+        """Wait until the server answers, however long it reads its data, and watch it from then on."""
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.stop()
+            raise
+        self._watcher.start()
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()  # SIGTERM makes it sync its file and leave
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    def stop(self) -> None:
+        """Let the server sync its file and leave."""
+        self._stopping.set()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(self._lock,),
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no allocation: safe beside threads
+            start_new_session=True,  # Ctrl-C is for the server, which stops its child last
+        )
+
+    def _watch(self) -> None:
+        # Linux sends the death signal when the thread ends that made the child; this one ends with the process.
+        while not self._stopping.wait(0.5):
+            status = self._process.poll()
+            if status is not None:
+                log.error(
+                    "the embedded %s ended with status %d, starting it again", self._binary.name, status
+                )
+                with contextlib.suppress(OSError):
+                    self._process = self._spawn()
+                self._stopping.wait(1)
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with redis.Redis.from_url(self.url) as client:
+            while self._process.poll() is None and time.monotonic() < deadline:
+                try:
+                    client.ping()
+                except redis.BusyLoadingError:
+                    deadline = time.monotonic() + _START_TIMEOUT_S  # a large file takes what it takes
+                except redis.RedisError:
+                    pass  # it does not listen yet
+                else:
+                    return
+                time.sleep(0.02)
+        file = self._data_dir / _LOG
+        tail = file.read_text(errors="replace")[-400:] if file.exists() else "no log"
+        raise BadSettings(f"the embedded {self._binary.name} did not start: {tail}")
 
 
 def _server_binary() -> Path:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from tlp_client.wire.measurements import Measurement
 from tlp_service.errors import NotReady
 
 # The braces put all keys into one slot of a Redis cluster.
@@ -15,16 +15,17 @@ STREAM = "{tlp}:measurements"
 SEEN = "{tlp}:measurement:"
 
 # One script, so that a record and its id are written both or not at all. The entry comes first: should XADD
-# fail, the id is not taken. ARGV: seconds an id is remembered, then field values of each record, id first.
+# fail, the id is not taken. ARGV: seconds an id is remembered, then the fields of each entry. Returns the positions
+# of the entries that were new.
 _APPEND = """
-local added = 0
+local added = {}
 for i = 2, #ARGV, 5 do
   local seen = KEYS[2] .. ARGV[i]
   if redis.call('EXISTS', seen) == 0 then
     redis.call('XADD', KEYS[1], '*', 'id', ARGV[i], 'record', ARGV[i + 1], 'worker', ARGV[i + 2],
                'platform', ARGV[i + 3], 'version', ARGV[i + 4])
     redis.call('SET', seen, 1, 'EX', ARGV[1])
-    added = added + 1
+    added[#added + 1] = (i - 2) / 5
   end
 end
 return added
@@ -32,6 +33,28 @@ return added
 
 #: Lua's unpack and Redis' argument limits stay far above this.
 _RECORDS_A_CALL = 1000
+
+
+class Entry(NamedTuple):
+    """One entry of the stream, all of text.
+
+    Parameters
+    ----------
+    id : str
+        Made by the client; kept once.
+    record : str
+        The record's line.
+    worker, platform : str
+        Who measured, and on what.
+    version : str
+        Model version that the worker's search used; empty if it did not say.
+    """
+
+    id: str
+    record: str
+    worker: str
+    platform: str
+    version: str
 
 
 class MeasurementStream:
@@ -47,28 +70,19 @@ class MeasurementStream:
 
     def __init__(self, url: str, id_days: int = 7) -> None:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, max_connections=16, timeout=5, socket_timeout=10, socket_connect_timeout=5
+            url,
+            decode_responses=True,
+            max_connections=16,
+            timeout=5,
+            socket_timeout=10,
+            socket_connect_timeout=5,
         )
         self._client = redis.asyncio.Redis(connection_pool=pool)
         self._append = self._client.register_script(_APPEND)
         self._id_seconds = id_days * 86400
 
-    async def append(
-        self,
-        measurements: Sequence[Measurement],
-        *,
-        worker: str,
-        platforms: Sequence[str],
-        version: str | None,
-    ) -> int:
-        """Append the measurements whose id is new and return how many those were.
-
-        Parameters
-        ----------
-        platforms : sequence of str
-            Platform of each measurement.
-        version : str or None
-            Model version that the worker's search used.
+    async def append(self, entries: Sequence[Entry]) -> list[int]:
+        """Append the entries whose id is new and return the positions of those.
 
         Raises
         ------
@@ -76,15 +90,12 @@ class MeasurementStream:
             If the stream cannot be written. Nothing, or the first part, may have been: the same request can
             be sent again.
         """
-        rows = [
-            (m.id, m.record.to_line(), worker, platform, version or "")
-            for m, platform in zip(measurements, platforms, strict=True)
-        ]
-        added = 0
+        added: list[int] = []
         try:
-            for start in range(0, len(rows), _RECORDS_A_CALL):
-                values = [value for row in rows[start : start + _RECORDS_A_CALL] for value in row]
-                added += int(await self._append(keys=[STREAM, SEEN], args=[self._id_seconds, *values]))
+            for start in range(0, len(entries), _RECORDS_A_CALL):
+                values = [value for entry in entries[start : start + _RECORDS_A_CALL] for value in entry]
+                new = await self._append(keys=[STREAM, SEEN], args=[self._id_seconds, *values])
+                added += [start + int(position) for position in new]
         except (RedisError, OSError) as error:
             raise NotReady(f"the measurement stream cannot be written: {error}", retry_after=2) from None
         return added
@@ -101,6 +112,16 @@ class MeasurementStream:
             return int(await self._client.xlen(STREAM))
         except (RedisError, OSError) as error:
             raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
+
+    async def weakness(self) -> str | None:
+        """Return why an acknowledged measurement could be lost with the Redis server, or None."""
+        try:
+            settings = await self._client.config_get("append*")
+        except (RedisError, OSError) as error:
+            return f"its settings cannot be read ({error})"
+        if settings.get("appendonly") != "yes" or settings.get("appendfsync") != "always":
+            return "it does not run with 'appendonly yes' and 'appendfsync always'"
+        return None
 
     async def close(self) -> None:
         """Close the connections."""
