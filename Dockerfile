@@ -1,4 +1,5 @@
-# The service. GPU: build with --build-arg RUNTIME=gpu on a CUDA base image (--build-arg BASE=…), and set TLP_DEVICE=cuda.
+# The service. GPU: --build-arg RUNTIME=gpu with a BASE that has Python 3.11 and the CUDA and cuDNN libraries which that
+# onnxruntime-gpu asks for; TLP_DEVICE=cuda then serves on CUDA or does not start.
 ARG BASE=python:3.11-slim
 FROM ${BASE}
 ARG RUNTIME=cpu
