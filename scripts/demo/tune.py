@@ -23,6 +23,15 @@ def untuned_seconds(task):
     return float(np.median(function.time_evaluator(function.entry_name, device, repeat=3)(*buffers).results))
 
 
+def random_sample(task, count, builder, runner):
+    """Measure candidates that nobody chose, as (inputs, results)."""
+    policy = auto_scheduler.SketchPolicy(task, auto_scheduler.RandomModel(), verbose=0, seed=1)
+    states = list(policy.sample_initial_population())
+    np.random.default_rng(1).shuffle(states)
+    inputs = [auto_scheduler.MeasureInput(task, state) for state in states[:count]]
+    return inputs, runner.run(inputs, builder.build(inputs, verbose=0), verbose=0)
+
+
 def pair_accuracy(scores, costs):
     """Share of the pairs of different costs that the scores order right; 0.5 is chance."""
     faster = costs[:, None] < costs[None, :]
@@ -34,36 +43,43 @@ def tune(name, args, log_file):
     function, arguments = OPERATORS[name]
     task = auto_scheduler.SearchTask(func=function, args=arguments, target=args.target)
     model = TLPRemoteModel(args.url, platform=args.platform)
-    before = untuned_seconds(task)
+    builder = auto_scheduler.LocalBuilder(n_parallel=2)
+    runner = auto_scheduler.LocalRunner(number=1, repeat=3, min_repeat_ms=20, timeout=20)
+    untuned = untuned_seconds(task)
+    sampled = random_sample(task, args.sample, builder, runner)
+    auto_scheduler.save_records(str(log_file), *sampled)
+    model.update(*sampled)
     options = auto_scheduler.TuningOptions(
         num_measure_trials=args.trials,
         num_measures_per_round=args.trials_per_round,
-        builder=auto_scheduler.LocalBuilder(n_parallel=2),
-        runner=auto_scheduler.LocalRunner(number=1, repeat=3, min_repeat_ms=20, timeout=20),
+        builder=builder,
+        runner=runner,
         measure_callbacks=[auto_scheduler.RecordToFile(str(log_file)), SendMeasured(model)],
         verbose=0,
     )
     task.tune(options, search_policy=auto_scheduler.SketchPolicy(task, model, verbose=0))
     flushed = model.outbox.flush(30)
-    searched = replace(model.counts)  # before the scores below add to them
+    counts = replace(model.counts)  # before the scores below add to them
     inputs, results = auto_scheduler.RecordReader(str(log_file)).read_lines()
-    costs = np.array([float(np.median([c.value for c in r.costs])) for r in results])
     failed = np.array([r.error_no != 0 for r in results])
-    states = [i.state for i in inputs]
-    scores = np.array(model.predict(task, states))
+    costs = np.array([float(np.median([c.value for c in r.costs])) for r in results])
+    scores = np.array(model.predict(task, [i.state for i in inputs]))
+    is_sample = ~failed & (np.arange(len(results)) < args.sample)
     return {
         "operator": name,
-        "trials": len(results),
+        "measured": len(results),
+        "trials": len(results) - args.sample,
         "failed": int(failed.sum()),
-        "untuned_ms": 1e3 * before,
-        "first_round_ms": 1e3 * float(costs[: args.trials_per_round][~failed[: args.trials_per_round]].min()),
+        "untuned_ms": 1e3 * untuned,
+        "sample_ms": 1e3 * float(costs[is_sample].min()),
         "tuned_ms": 1e3 * float(costs[~failed].min()),
-        "predicts": searched.predicts,
-        "candidates": searched.candidates,
-        "fallbacks": searched.fallbacks,
+        "predicts": counts.predicts,
+        "candidates": counts.candidates,
+        "fallbacks": counts.fallbacks,
         "sent": model.outbox.acknowledged,
         "all_sent": flushed,
-        "pair_accuracy": pair_accuracy(scores[~failed], costs[~failed]),
+        "sample_pairs": pair_accuracy(scores[is_sample], costs[is_sample]),
+        "pairs": pair_accuracy(scores[~failed], costs[~failed]),
         "version": model.version,
     }
 
@@ -76,6 +92,7 @@ def main():
     parser.add_argument("--target", default="llvm -mcpu=core-avx2 -num-cores 2")
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--trials-per-round", type=int, default=16)
+    parser.add_argument("--sample", type=int, default=24, help="random candidates measured before the search")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     report = []
