@@ -22,19 +22,34 @@ STAGE_COLUMN = 11
 
 
 def write_linear_onnx(path: Path, row_width: int, factor: float) -> None:
+    """Write a network of the form of `DistinctForm` whose encoded row is its score."""
     weights = np.zeros((row_width, 1), dtype=np.float32)
     weights[STAGE_COLUMN] = factor
+
+    def value(name, kind, *shape):
+        return helper.make_tensor_value_info(name, kind, list(shape))
+
     graph = helper.make_graph(
         [
-            helper.make_node("MatMul", ["rows", "weights"], ["step"]),
-            helper.make_node("ReduceSum", ["step", "axes"], ["raw_scores"], keepdims=0),
+            helper.make_node("MatMul", ["rows", "weights"], ["encoded"]),
+            helper.make_node("Concat", ["known", "encoded"], ["table"], axis=0),
+            helper.make_node("Gather", ["table", "positions"], ["gathered"], axis=0),
+            helper.make_node("Squeeze", ["gathered", "last"], ["scores"]),
+            helper.make_node("Mul", ["scores", "counts"], ["counted"]),
+            helper.make_node("ReduceSum", ["counted", "second"], ["raw_scores"], keepdims=0),
         ],
         "linear",
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["candidates", "steps", row_width])],
-        [helper.make_tensor_value_info("raw_scores", TensorProto.FLOAT, ["candidates"])],
+        [
+            value("rows", TensorProto.FLOAT, "new", row_width),
+            value("known", TensorProto.FLOAT, "known", 1),
+            value("positions", TensorProto.INT64, "candidates", "places"),
+            value("counts", TensorProto.FLOAT, "candidates", "places"),
+        ],
+        [value("encoded", TensorProto.FLOAT, "new", 1), value("raw_scores", TensorProto.FLOAT, "candidates")],
         [
             numpy_helper.from_array(weights, "weights"),
-            numpy_helper.from_array(np.array([1, 2], dtype=np.int64), "axes"),
+            numpy_helper.from_array(np.array([2], dtype=np.int64), "last"),
+            numpy_helper.from_array(np.array([1], dtype=np.int64), "second"),
         ],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)

@@ -1,5 +1,4 @@
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -73,46 +72,62 @@ def test_extents_as_large_as_real_ones_leave_the_gradient_finite():
     assert all(torch.isfinite(p.grad).all() for p in network.parameters())
 
 
+def lengths_and_indices(lengths, distinct):
+    """Return candidates of these lengths over `distinct` primitives, drawn with a fixed seed."""
+    lengths = np.asarray(lengths)
+    return np.random.default_rng(2).integers(0, distinct, lengths.sum()), lengths
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def table():
+    primitives = [read_primitive(["SP", n, 0, 64, [n, 2, 1], 1]) for n in range(1, 9)]
+    return PUBLISHED["cpu"].rows(primitives)[0]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, table):
     torch.manual_seed(1)
     network = PublishedNetwork(22).eval()
     path = tmp_path_factory.mktemp("onnx") / "cpu.onnx"
-    assert export_onnx(network, rows(16), path) <= 1e-5
+    indices, lengths = lengths_and_indices([25, 3, 0, 1, 12, 12, 24], 8)
+    positions = PUBLISHED["cpu"].positions(indices, lengths)
+    assert export_onnx(network, table, positions, path) <= 1e-5
     return network, path
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 7, 64, 2048])
-def test_the_exported_file_takes_any_batch(exported, batch):
-    network, path = exported
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (actual,) = session.run(None, {"rows": rows(batch)})
+def padded_scores(network, table, indices, lengths):
+    """The published computation: every padding row like any other."""
     with torch.no_grad():
-        expected = network(torch.from_numpy(rows(batch))).numpy()
+        return network(torch.from_numpy(table[PUBLISHED["cpu"].positions(indices, lengths)])).numpy()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 64, 2048])
+def test_the_exported_file_takes_any_batch(exported, table, batch):
+    network, path = exported
+    indices, lengths = lengths_and_indices([n % 27 for n in range(batch)], 8)
+    actual = RawScorer(path, 25, "cpu").run(table, indices, lengths)
     assert actual.shape == (batch,)
+    expected = padded_scores(network, table, indices, lengths)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_candidates_of_any_length_score_as_torch_scores_them(exported):
-    """From 1 primitive to more than the network reads; each alone and all in one batch."""
+def test_candidates_of_any_length_score_as_the_padded_network_scores_them(exported, table):
+    """From none to more primitives than the network reads; each alone and all in one batch."""
     network, path = exported
-    features = PUBLISHED["cpu"]
-    primitives = [read_primitive(["SP", n, 0, 64, [n, 2, 1], 1]) for n in range(1, 9)]
-    table, _ = features.rows(primitives)
-    lengths = np.array([1, 25, 54, 0, 24])
-    indices = np.arange(lengths.sum()) % 8
-    positions = features.positions(indices, lengths)
-    with torch.no_grad():
-        expected = network(torch.from_numpy(table[positions])).numpy()
-    scorer = RawScorer(path, "cpu")
-    np.testing.assert_allclose(scorer.run(table, positions), expected, rtol=1e-5, atol=1e-5)
-    alone = [scorer.run(table, positions[i : i + 1])[0] for i in range(len(lengths))]
-    np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-5)
+    indices, lengths = lengths_and_indices([1, 25, 54, 0, 24], 8)
+    expected = padded_scores(network, table, indices, lengths)
+    scorer = RawScorer(path, 25, "cpu")
+    np.testing.assert_allclose(scorer.run(table, indices, lengths), expected, rtol=1e-5, atol=1e-5)
+    starts = np.cumsum(lengths) - lengths
+    for start, length, score in zip(starts, lengths, expected, strict=True):
+        alone = scorer.run(table, indices[start : start + length], np.array([length]))
+        np.testing.assert_allclose(alone, [score], rtol=1e-5, atol=1e-5)
 
 
-def test_a_file_that_scores_otherwise_is_not_published(exported):
+def test_a_file_that_scores_otherwise_is_not_published(exported, table):
     network, path = exported
+    positions = PUBLISHED["cpu"].positions(*lengths_and_indices([5, 25], 8))
     with torch.no_grad():
         network.head[-1].bias += 0.01
     with pytest.raises(BadVersion, match="differs from torch"):
-        check_equal(network, rows(4), path)
+        check_equal(network, table, positions, path)

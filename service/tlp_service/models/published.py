@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 HIDDEN = (64, 128, 256, 256)
 HEAD = (256, 128, 64)
+ENCODED_WIDTH = 4 * HIDDEN[-1]  # of a row in `DistinctForm`: encoder output, query, key, value
 ATTENTION_HEADS = 8
 RESIDUAL_BLOCKS = 2
 
@@ -37,11 +38,25 @@ class SelfAttention(nn.Module):
 
     def forward(self, steps: Tensor) -> Tensor:
         """Map (candidates, steps, width) to the same shape."""
-        split = self.project_in(steps).unflatten(-1, (3, self.heads, -1))  # (N, S, 3, heads, width / heads)
+        return self.attend(self.project_in(steps))
+
+    def attend(self, projected: Tensor, key_bias: Tensor | None = None) -> Tensor:
+        """Return the attention's output from projected steps.
+
+        Parameters
+        ----------
+        projected : Tensor, shape (candidates, steps, 3 * width)
+            Query, key and value of each step.
+        key_bias : Tensor, shape (candidates, steps), or None
+            Added to every logit of a key.
+        """
+        split = torch.unflatten(projected, -1, (3, self.heads, -1))  # (N, S, 3, heads, width / heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         # Not scaled_dot_product_attention: raw extents up to 3e8 give logits so large that its backward pass, which
         # computes exp(logit - logsumexp) anew, overflows to NaN.
         logits = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        if key_bias is not None:
+            logits = logits + key_bias[:, None, None, :]
         attended = torch.softmax(logits, dim=-1) @ value
         out: Tensor = self.project_out(attended.transpose(1, 2).flatten(-2))
         return out
@@ -92,10 +107,63 @@ class PublishedNetwork(nn.Module):
 
     def score(self, encoded: Tensor) -> Tensor:
         """Return the raw scores from encoded rows, shape (candidates, steps, 256)."""
-        steps = self.attention(encoded) + encoded
+        return self.step_scores(self.attention(encoded) + encoded).sum(-1)
+
+    def step_scores(self, steps: Tensor) -> Tensor:
+        """Return what each step adds to its candidate's score, from the steps after attention."""
         for block in self.residuals:
             steps = block(steps) + steps
-        return torch.sum(self.head(steps), dim=(1, 2))
+        scores: Tensor = self.head(steps)
+        return scores.squeeze(-1)
+
+
+class DistinctForm(nn.Module):
+    """The same function of a candidate, computed without the network's waste.
+
+    Each distinct row is encoded and projected once, however many candidates hold it, and the padding rows of a
+    candidate, which are all alike, count as one row with a multiplicity: ``m`` equal keys take part in a softmax as one
+    whose logit is larger by ``log m``, and ``m`` equal steps add ``m`` times the score of one.
+
+    Parameters
+    ----------
+    network : PublishedNetwork
+        The network whose weights it uses.
+    """
+
+    def __init__(self, network: PublishedNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, rows: Tensor, known: Tensor, positions: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Encode new rows, and score candidates of known and new ones.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (new rows, row_width)
+            Rows to encode; none where all are known.
+        known : Tensor, shape (known rows, 4 * 256)
+            What an earlier call returned for its rows.
+        positions : Tensor of int, shape (candidates, L)
+            Row at each place of each candidate: the known ones first, then the new ones.
+        counts : Tensor, shape (candidates, L)
+            How often the row stands in the candidate: 1, the multiplicity of the padding, or 0 for a place that is to fill up.
+
+        Returns
+        -------
+        encoded : Tensor, shape (new rows, 4 * 256)
+            To be passed as `known`.
+        raw : Tensor, shape (candidates,)
+            Raw scores.
+        """
+        width = HIDDEN[-1]
+        encoder_output = self.network.encoder(rows)
+        encoded = torch.cat([encoder_output, self.network.attention.project_in(encoder_output)], dim=1)
+        gathered = torch.cat([known, encoded], dim=0)[positions]
+        attended = self.network.attention.attend(gathered[..., width:], torch.log(counts))
+        scores = self.network.step_scores(attended + gathered[..., :width])
+        return encoded, torch.sum(scores * counts, dim=1)
 
 
 def _relu_chain(*widths: int) -> nn.Sequential:

@@ -71,7 +71,7 @@ class Scorer:
                     f"{folder}: the {network.platform_kind} network reads {network.steps} x {network.row_width} "
                     f"rows, the features are {features.steps} x {features.width}"
                 )
-            raw = RawScorer(folder / network.file, device, threads)
+            raw = RawScorer(folder / network.file, network.steps, device, threads)
             _warm_up(raw, network, folder)
             self._raw[network.platform_kind] = raw
 
@@ -101,8 +101,8 @@ class Scorer:
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        positions = features.positions(request.indices, request.lengths)
-        scores = map_scores(self._raw[network.platform_kind].run(table, positions), network.score_map)
+        raw = self._raw[network.platform_kind].run(table, request.indices, request.lengths)
+        scores = map_scores(raw, network.score_map)
         for position in np.flatnonzero(~np.isfinite(scores)).tolist():
             if position not in errors:
                 errors[position] = (
@@ -132,6 +132,6 @@ def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -
 def _warm_up(raw: RawScorer, network: Network, folder: Path) -> None:
     """Run the network once before anybody waits for it; a candidate without primitives is a legal one."""
     table = np.zeros((1, network.row_width), dtype=np.float32)
-    scores = raw.run(table, np.zeros((2, network.steps), dtype=np.int64))
+    scores = raw.run(table, np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64))
     if scores.shape != (2,) or not np.isfinite(map_scores(scores, network.score_map)).all():
         raise BadVersion(f"{folder}: the {network.platform_kind} network gives scores that are not finite")

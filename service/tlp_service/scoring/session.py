@@ -1,4 +1,4 @@
-"""An ONNX Runtime session on the provider that was asked for, and on no other."""
+"""A network on ONNX Runtime, on the provider that was asked for and on no other."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.scoring.plan import plan_runs
 
 Device = Literal["cpu", "cuda"]
 
@@ -29,7 +30,9 @@ class RawScorer:
     Parameters
     ----------
     path : Path
-        The ONNX file: input (candidates, steps, row width), output (candidates,).
+        The ONNX file, of the form of `tlp_service.models.published.DistinctForm`.
+    steps : int
+        Rows that the network reads of a candidate.
     device : {"cpu", "cuda"}
         Where it must run.
     threads : int
@@ -43,7 +46,7 @@ class RawScorer:
         If the file is not a network that ONNX Runtime can load.
     """
 
-    def __init__(self, path: Path, device: Device, threads: int = 0) -> None:
+    def __init__(self, path: Path, steps: int, device: Device, threads: int = 0) -> None:
         wanted = _PROVIDERS[device]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or usable_cpus()
@@ -63,26 +66,47 @@ class RawScorer:
         self.provider = str(self._session.get_providers()[0])
         if self.provider != wanted:
             raise BadSettings(f"TLP_DEVICE={device}: onnxruntime runs the network on {self.provider} instead")
+        self._steps = steps
         self._chunk = _CHUNKS[device]
-        self._input = self._session.get_inputs()[0].name
+        shapes = {value.name: value.shape for value in self._session.get_inputs()}
+        if set(shapes) != {"rows", "known", "positions", "counts"}:
+            raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
+        self._no_rows = np.empty((0, shapes["rows"][1]), dtype=np.float32)
+        self._no_known = np.empty((0, shapes["known"][1]), dtype=np.float32)
 
     def run(
-        self, table: npt.NDArray[np.float32], positions: npt.NDArray[np.int64]
+        self,
+        table: npt.NDArray[np.float32],
+        indices: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.float32]:
         """Return raw scores, shape (candidates,).
 
         Parameters
         ----------
-        table : ndarray, shape (rows, row width)
-            Distinct rows.
-        positions : ndarray of int, shape (candidates, steps)
-            Which row stands at each step.
+        table : ndarray, shape (1 + primitives, row width)
+            The padding row, then the distinct rows.
+        indices : ndarray of int, shape (sum of lengths,)
+            Primitives of all candidates, one candidate after the other.
+        lengths : ndarray of int, shape (candidates,)
+            Primitives of each candidate.
         """
-        chunks = [
-            self._session.run(None, {self._input: table[positions[start : start + self._chunk]]})[0]
-            for start in range(0, len(positions), self._chunk)
-        ]
-        return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
+        scores = np.empty(len(lengths), dtype=np.float32)
+        known = self._encode(table)
+        for run in plan_runs(indices, lengths, self._steps, self._chunk):
+            feeds = {"rows": self._no_rows, "known": known, "positions": run.positions, "counts": run.counts}
+            (scores[run.candidates],) = self._session.run(["raw_scores"], feeds)
+        return scores
+
+    def _encode(self, table: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        feeds = {
+            "rows": table,
+            "known": self._no_known,
+            "positions": np.empty((0, 1), dtype=np.int64),
+            "counts": np.empty((0, 1), dtype=np.float32),
+        }
+        encoded: npt.NDArray[np.float32] = self._session.run(["encoded"], feeds)[0]
+        return encoded
 
 
 def usable_cpus() -> int:

@@ -154,8 +154,7 @@ def _train_network(
     _log_ranking(f"{kind}, unseen tasks, random   ", metrics["test_random"])
     sample = _sample(train_set, 4096)
     raw = predict(network, train_set.table, sample)
-    rows = train_set.table[sample[:2048]]
-    difference = export_onnx(network, rows, file)
+    difference = export_onnx(network, train_set.table, sample[:2048], file)
     log.info("%s: ONNX Runtime differs from torch by at most %.1e", kind, difference)
     features = PUBLISHED[kind]
     return Network(
