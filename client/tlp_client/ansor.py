@@ -165,7 +165,10 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         if len(inputs) == 0:
             return
         self._fallback.learn(inputs, results)
-        self.finish_round(inputs, results)
+        try:
+            self.finish_round(inputs, results)
+        except Exception:  # as in predict, the search goes on
+            log.exception("%d measured records are not sent", len(inputs))
 
     def finish_round(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Do what `update` does but for teaching the fallback; sent again by `update`, a record is kept once."""
@@ -312,9 +315,9 @@ def serialize_states(task: auto_scheduler.SearchTask, states: Sequence[Any]) -> 
     """
     inputs = [auto_scheduler.MeasureInput(task, state) for state in states]
     result = auto_scheduler.MeasureResult([0.0], 0, "", 0.0, 0.0)
-    with tempfile.NamedTemporaryFile(mode="r", prefix="tlp-", suffix=".json", dir=_SCRATCH) as file:
+    with tempfile.NamedTemporaryFile(prefix="tlp-", suffix=".json", dir=_SCRATCH) as file:
         auto_scheduler.save_records(file.name, inputs, [result] * len(inputs))
-        lines = file.read().splitlines()
+        lines = file.read().decode().rstrip("\n").split("\n")  # splitlines knows other line ends, too
     if len(lines) != len(states):
         raise InvalidInput(f"TVM wrote {len(lines)} lines for {len(states)} states")
     return lines
