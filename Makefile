@@ -30,8 +30,10 @@ test: setup ## run all tests: the service's, then the worker's with real TVM
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker
 	$(WORKER)/bin/python -m pytest tests/worker
 
-bench: setup ## what the client's import costs; with LOGS=folder also the record parser against TVM's
+bench: setup ## figures beside a peer's; with LOGS=folder also the record parser against TVM's
 	$(WORKER)/bin/python benchmarks/client_import.py
+	$(WORKER)/bin/python benchmarks/predict.py --server-python $(SERVICE)/bin/python --out .bench
+	$(SERVICE)/bin/python benchmarks/engine.py .bench/[0-9].json
 	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
 
 lint: setup ## ruff
@@ -42,4 +44,4 @@ types: setup ## mypy --strict
 	$(SERVICE)/bin/mypy
 
 clean: ## remove the environments and what the demo left
-	rm -rf $(SERVICE) $(WORKER) .demo
+	rm -rf $(SERVICE) $(WORKER) .demo .bench
