@@ -135,3 +135,16 @@ def test_a_kind_without_a_network_is_unknown(tmp_path):
     with pytest.raises(UnknownName, match="no network for gpu targets") as unknown:
         choose_network(read_manifest(folder), None, "cuda")
     assert unknown.value.code == "unknown_platform"
+
+
+def test_the_card_tells_the_figures_of_the_shipped_version():
+    folder = shipped_model()
+    manifest = read_manifest(folder)
+    card = (folder.parent / "MODEL_CARD.md").read_text()
+    assert manifest.version in card
+    for network in manifest.networks:
+        for name, part in (("the model", "test"), ("random scores", "test_random")):
+            figures = network.metrics[part]
+            shown = ("top1_pooled", "top1_mean", "top5_pooled", "top5_mean", "pair_accuracy")
+            row = f"| {network.platform_kind}, {name} | {figures['tasks']} | "
+            assert row + " | ".join(f"{figures[f]:.3f}" for f in shown) + " |" in card
