@@ -18,6 +18,8 @@ from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode
 
 log = logging.getLogger(__name__)
 
+_LONGEST_DEADLINE_S = 86_400
+
 #: seconds before the second try of a request whose server did not name any
 _RETRY_PAUSE_S = 0.1
 
@@ -70,6 +72,8 @@ class Connection:
     ------
     InvalidRequest
         If the platform is no name that the wire format takes.
+    ValueError
+        If the URL or the deadline can't be one.
     """
 
     def __init__(
@@ -85,6 +89,10 @@ class Connection:
     ) -> None:
         self.url = url
         self.platform = read_name(platform, "platform")
+        if not (isinstance(deadline_s, (int, float)) and 0 < deadline_s <= _LONGEST_DEADLINE_S):
+            raise ValueError(
+                f"deadline_s: seconds above 0, at most {_LONGEST_DEADLINE_S}, not {deadline_s!r}"
+            )
         self._deadline_s = deadline_s
         self._transport = transport or HttpTransport(url)
         self._breaker = breaker or CircuitBreaker()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing.util
+import os
 import threading
 import weakref
 from collections import deque
@@ -76,6 +78,16 @@ class Outbox:
         self.rejected = 0
         self.dropped = 0
         _flush_at_exit(self, exit_wait_s)
+        fork = weakref.WeakMethod(self._begin_anew)
+        os.register_at_fork(after_in_child=lambda: (begin := fork()) and begin())
+
+    def _begin_anew(self) -> None:
+        """Forget, in a child of fork, what the parent sends, and the thread that only the parent has."""
+        self._letters.clear()
+        self._waiting_ids.clear()
+        self._changed = threading.Condition()
+        self._hurry = threading.Event()
+        self._thread = None
 
     def put(self, lines: Sequence[tuple[str, str]], version: str | None) -> None:
         """Take over records; one whose id waits or went lately is left out.
@@ -157,8 +169,8 @@ class Outbox:
                 [(letter.id, letter.line) for letter in batch], worker=self._worker, version=batch[0].version
             )
         except Refused as error:
-            if error.is_transient or error.status in (401, 403, 404):
-                raise  # of the server, not of these records
+            if error.status != 413 and error.code not in ("invalid", "malformed"):
+                raise  # of the server, or of something else at its address: not of these records
             if len(batch) > 1:
                 # One of them is to blame. Halves find it, and let the others through.
                 self._send(batch[: len(batch) // 2])
@@ -195,3 +207,5 @@ def _flush_at_exit(outbox: Outbox, wait_s: float) -> None:
             log.warning("%d measurements were not sent", box.waiting)
 
     atexit.register(flush)
+    # Children of multiprocessing end without atexit.
+    multiprocessing.util.Finalize(None, flush, exitpriority=10)

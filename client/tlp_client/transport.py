@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, TimeoutError
+from urllib3.util import Url, parse_url
 
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Unreachable
 
@@ -43,11 +46,21 @@ class HttpTransport:
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the URL of the service begins with http:// or https://, not {url!r}")
+        try:
+            parsed = parse_url(url)
+        except LocationParseError:
+            parsed = Url()
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+            raise ValueError(f"the URL of the service is http://host:port or https://host, not {url!r}")
         self._url = url.rstrip("/")
         self._clock = clock
-        self._pool = urllib3.PoolManager(maxsize=8, retries=False)
+        self._connect_anew()
+        # A child of fork must not share its parent's sockets: each would read the other's answers.
+        model = weakref.WeakMethod(self._connect_anew)
+        os.register_at_fork(after_in_child=lambda: (renew := model()) and renew())
+
+    def _connect_anew(self) -> None:
+        self._pool = urllib3.PoolManager(maxsize=32, retries=False)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
         """Send a request and read the whole answer, see `Transport.post`."""

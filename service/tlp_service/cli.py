@@ -82,16 +82,21 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--pairs", choices=("task", "batch"), default="task", help="where the rank loss forms pairs")
     add("--epochs", type=_positive, default=50, help="largest number of epochs")
     add("--batch", type=_positive, default=1024, help="candidates a batch")
-    add("--learning-rate", type=float, default=7e-4, help="of Adam")
-    add("--patience", type=int, default=5, help="epochs without a better validation ranking")
+    add("--learning-rate", type=_rate, default=7e-4, help="of Adam")
+    add("--patience", type=_positive, default=5, help="epochs without a better validation ranking")
     add(
         "--max-number",
         type=float,
         default=float("inf"),
         help="train on no task whose rows hold larger numbers",
     )
-    add("--max-candidates", type=int, default=0, help="candidates a task gives to one epoch, 0 for all")
-    add("--seed", type=int, default=0, help="of split, initialisation and order")
+    add(
+        "--max-candidates",
+        type=_not_negative,
+        default=0,
+        help="candidates a task gives to one epoch, 0 for all",
+    )
+    add("--seed", type=_not_negative, default=0, help="of split, initialisation and order")
     parser.set_defaults(run=_train)
 
 
@@ -99,6 +104,20 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return number
+
+
+def _rate(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no positive number")
     return number
 
 

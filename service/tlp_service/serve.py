@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from tlp_service.api.app import create_app
+from tlp_service.api.protocol import HttpProtocol
 from tlp_service.api.service import ScoringQueue
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
@@ -47,6 +48,7 @@ def serve(settings: Settings) -> int:
         app = create_app(settings, scorer, redis_url, queue)
         config = uvicorn.Config(
             app,
+            http=HttpProtocol,
             log_level="warning",
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -80,9 +82,13 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
 
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop_signal, stop)
-    listener.listen(1024)  # not before: a client that connects earlier would wait for its whole deadline
     host, port = listener.getsockname()[:2]
-    print(f"tlp: listening on http://{host}:{port}", flush=True)
+    try:
+        listener.listen(1024)  # not before: a client that connects earlier would wait for its whole deadline
+    except OSError as error:
+        raise BadSettings(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+    shown_host = f"[{host}]" if ":" in host else host
+    print(f"tlp: listening on http://{shown_host}:{port}", flush=True)
     server.run(sockets=[listener])
 
 

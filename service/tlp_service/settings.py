@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+import redis
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from redis.connection import parse_url
 
 from tlp_service.errors import BadSettings
 
@@ -36,22 +36,31 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     model: Path = Field(default_factory=shipped_model, description="Folder of the model version to serve.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the network runs; cuda or no start.")
-    threads: int = Field(0, ge=0, description="Threads of ONNX Runtime; 0 for the CPUs this process may use.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="Threads of ONNX Runtime; 0 for the CPUs this process may use."
+    )
     redis_url: SecretStr | None = Field(
         None, description="Redis or Valkey for the measurement stream; without it the server starts its own."
     )
     data_dir: Path = Field(Path("tlp-data"), description="Folder of the server's own measurement stream.")
     max_body_mib: int = Field(32, ge=1, description="Largest body, before and after decompression, in MiB.")
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
+    max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
     max_waiting: int = Field(64, ge=1, description="Most predict requests that wait; more get 429.")
-    measurement_id_days: int = Field(7, ge=1, description="Days for which a measurement id is remembered.")
+    measurement_id_days: int = Field(
+        7, ge=1, le=3650, description="Days for which a measurement id is remembered."
+    )
 
     @field_validator("redis_url", mode="before")
     @classmethod
     def _check_redis_url(cls, value: Any) -> Any:
         if value in (None, ""):
             return None
-        parse_url(str(value))  # type: ignore[no-untyped-call]  # raises ValueError, before anything is started
+        try:
+            redis.Redis.from_url(str(value)).close()  # makes no connection, but reads all of the URL
+        except (ValueError, TypeError):
+            # The fault itself may name a part of the password.
+            raise ValueError("not a URL such as redis://:password@host:6379/0 or unix:///path") from None
         return value
 
     @property

@@ -55,6 +55,10 @@ PREDICT = {
         ({"candidates": []}, 422, "invalid", ["candidates: a list of one or more"]),
         ({"candidates": [[0]] * 1_000_000}, 413, "too_large", ["candidates: 1000000 are more than the 65536"]),
         ({"candidates": [[0]], "primitives": [["CI", 1]] * 70_000}, 413, "too_large", ["primitives: 70000"]),
+        (
+            {"candidates": [[["CI", n]] for n in range(17_000)], "primitives": None},
+            413, "too_large", ["primitives: 17000 distinct ones are more than the 16384"],
+        ),
         ({"candidates": [[0]], "format": 9}, 422, "invalid", ["format: this is wire format 1, not 9"]),
     ],
 )  # fmt: skip
@@ -142,7 +146,21 @@ def test_garbage_instead_of_http(server):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 20)
         connection.settimeout(5)
-        assert b"400" in connection.recv(1000)
+        answer = connection.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.split(b"\r\n\r\n")[1]) == {
+        "error": "Invalid HTTP request received.",
+        "code": "malformed",
+    }
+
+
+def test_headers_without_end(server):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n")
+        connection.settimeout(5)
+        for _ in range(17):
+            connection.sendall(b"X: " + b"x" * 4096 + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +233,18 @@ def test_a_query_parameter_beside_a_json_body_is_not_passed_over(server, route):
     check(server.post(f"{route}?platform=mars", PREDICT), 422, "invalid", "query parameter 'platform'")
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "\ud800"], ids=["long", "no UTF-8"])
+@pytest.mark.parametrize("query", ["plaftorm=epyc", "platform=epyc&platform=cpu"])
+@pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
+def test_a_query_parameter_that_a_log_does_not_take(server, route, query, measured_lines):
+    body = measured_lines[0].encode()
+    check(server.post(f"{route}?{query}", body, "application/x-ndjson"), 422, "invalid", "query parameter")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["auto_unroll_max_step$" + "9" * 5000, "x" * 100_000, "\ud800"],
+    ids=["long number", "long", "no UTF-8"],
+)
 def test_a_text_of_any_kind_in_a_primitive(server, text):
     request = {
         **PREDICT,

@@ -214,6 +214,12 @@ def test_a_refusal_with_a_body_of_anybody_is_a_refusal(body):
     assert refused.value.status == 502
 
 
+@pytest.mark.parametrize("deadline_s", [0, -1, float("nan"), float("inf"), 1e10, "10", None])
+def test_a_deadline_that_is_none_is_refused_at_once(deadline_s):
+    with pytest.raises(ValueError, match="deadline_s: seconds above 0"):
+        Connection("http://x", deadline_s=deadline_s)
+
+
 def test_the_deadline_passed_before_the_second_exchange():
     connection, _, _ = connect(refusal(404, "unknown_version"), cost=3, deadline_s=2)
     with pytest.raises(DeadlineExceeded, match="no time left"):

@@ -1,5 +1,6 @@
 """The outbox over a fake connection. Its thread is real; waits are for events, not for time."""
 
+import os
 import threading
 
 import pytest
@@ -27,7 +28,7 @@ class Service:
         if self.faults:
             raise self.faults.pop(0)
         if any(id_ in self.poison for id_, _ in lines):
-            raise Refused(422, "poison")
+            raise Refused(422, "poison", "invalid")
         new = [id_ for id_, _ in lines if id_ not in self.kept]
         self.kept.update(lines)
         self.order += new
@@ -70,16 +71,14 @@ def test_put_returns_while_the_service_hangs(outbox, service):
 
 
 def test_what_was_not_acknowledged_is_sent_again_under_the_same_ids(outbox, service):
-    service.faults = [
-        Unreachable("down"),
-        Refused(503, "starting"),
-        Refused(429, "full"),
-        Refused(404, "wrong host"),
-    ]
+    passing = [
+        Refused(status, "x") for status in (503, 429, 404, 501, 405, 408, 400, 422)
+    ]  # 422 of a proxy, say
+    service.faults = [Unreachable("down"), *passing]
     outbox.put(letters(1, 2), "v1")
     assert outbox.flush(5)
     assert service.order == ["id-1", "id-2"]
-    assert len(service.requests) == 5
+    assert len(service.requests) == 10
 
 
 def test_a_batch_holds_records_of_one_version(outbox, service):
@@ -135,6 +134,26 @@ def test_a_surprise_does_not_end_the_thread(outbox, service):
     service.faults = [RuntimeError("a bug")]
     outbox._longest_pause_s = 0.01
     outbox.put(letters(1), None)
+    assert outbox.flush(5)
+    assert service.order == ["id-1"]
+
+
+def test_a_child_of_fork_sends_its_own_records_and_none_of_its_parents(outbox, service):
+    service.open.clear()
+    outbox.put(letters(1), None)  # the parent's, which waits
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            service.kept.clear()
+            service.open = threading.Event()
+            service.open.set()
+            outbox.put(letters(2), None)
+            status = 0 if outbox.flush(5) and list(service.kept) == ["id-2"] else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    service.open.set()
     assert outbox.flush(5)
     assert service.order == ["id-1"]
 

@@ -1,6 +1,7 @@
 """The HTTP transport against servers that misbehave, over real sockets."""
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -128,6 +129,30 @@ def test_a_broken_connection_is_not_used_again():
         assert transport.post("/", b"", {}, 2).body == b"ok"
 
 
-def test_a_url_without_scheme_is_refused_at_once():
-    with pytest.raises(ValueError, match="http://"):
-        HttpTransport("host:8000")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host:8000",
+        "http://",
+        "ftp://host",
+        "http://[::1",
+        "http://host:99999",
+        "http://host?x=1",
+        "http://host#x",
+    ],
+)
+def test_a_url_that_cannot_be_a_services_is_refused_at_once(url):
+    with pytest.raises(ValueError, match="the URL of the service is"):
+        HttpTransport(url)
+
+
+def test_a_child_of_fork_has_connections_of_its_own():
+    with server(replies(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")) as url:
+        transport = HttpTransport(url)
+        transport.post("/", b"", {}, 2)
+        assert len(transport._pool.pools) == 1
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(transport._pool.pools))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(transport._pool.pools) == 1

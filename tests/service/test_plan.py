@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.scoring.plan import plan_runs
+from tlp_service.scoring import plan
+from tlp_service.scoring.plan import blocks, plan_runs
 
 
 def test_one_run_by_hand():
@@ -18,6 +19,18 @@ def test_runs_hold_candidates_of_like_length():
     first, second = plan_runs(np.zeros(20, dtype=np.int64), lengths, steps=10, chunk=2)
     assert (first.candidates.tolist(), first.positions.shape) == ([1, 3], (2, 2))
     assert (second.candidates.tolist(), second.positions.shape) == ([0, 2], (2, 10))
+
+
+def test_blocks_share_the_rows_of_their_runs(monkeypatch):
+    monkeypatch.setattr(plan, "BLOCK_ROWS", 3)
+    indices = np.array([4, 5, 4, 6, 0, 1])
+    runs = list(plan_runs(indices, np.array([2, 2, 2]), steps=2, chunk=1))
+    first, second = blocks(runs, table_rows=9)
+    assert (len(first.runs), first.rows.tolist()) == (2, [0, 5, 6, 7])
+    assert (len(second.runs), second.rows.tolist()) == (1, [0, 1, 2])
+    for block in (first, second):
+        for run in block.runs:
+            np.testing.assert_array_equal(block.rows[block.place_of[run.positions]], run.positions)
 
 
 def test_no_candidates_no_runs():

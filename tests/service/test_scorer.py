@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from models import linear_score, write_linear_version
 
 from tlp_client.wire.predict import read_predict
-from tlp_service.errors import BadSettings, BadVersion, InvalidBody, ScoringFailed
+from tlp_service.errors import BadSettings, BadVersion, DeadlinePassed, InvalidBody, ScoringFailed
 from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring import session
+from tlp_service.scoring import plan, session
 from tlp_service.scoring.score_map import fit_score_map, map_scores
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.scoring.session import RawScorer, usable_cpus
@@ -46,6 +46,26 @@ def test_scores_by_hand(linear):
     assert scored.scores.tolist() == [linear_score(3), linear_score(2), linear_score(0)]
     assert scored.scores.tolist() == pytest.approx([7 / 8, 5 / 6, 1 / 2])
     assert (scored.platform_kind, scored.errors, scored.truncated) == ("cpu", {}, 0)
+
+
+def test_scores_do_not_depend_on_how_runs_are_blocked(shipped, measured_lines, monkeypatch):
+    candidates = [steps_of(line) for line in measured_lines]
+    whole = shipped.score(request(candidates)).scores
+    monkeypatch.setattr(plan, "BLOCK_ROWS", 20)
+    np.testing.assert_allclose(shipped.score(request(candidates)).scores, whole, rtol=1e-5)
+
+
+def test_what_proceed_raises_ends_the_scoring(linear):
+    calls = []
+
+    def proceed():
+        calls.append(1)
+        if len(calls) == 3:
+            raise DeadlinePassed("now")
+
+    with pytest.raises(DeadlinePassed):
+        linear.score(request([[0]] * 1000, [["CI", 1]]), proceed)
+    assert len(calls) == 3
 
 
 def test_candidates_beyond_the_networks_length_are_cropped_and_counted(linear):

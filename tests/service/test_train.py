@@ -72,6 +72,10 @@ def test_the_command_writes_a_version_that_serves(tmp_path, measured_lines, cuda
         (["--records", "failed.json"], "left out: failed or implausible run: 3"),
         (["--records", "failed.json", "--platforms", "bad.csv"], "bad.csv:2: "),
         (["--records", "failed.json", "--platforms", "missing.csv"], "missing.csv: No such file"),
+        (["--records", "few.json", "--platform", "my cpu!"], "platform: 1 to 128 letters"),
+        (["--records", "few.json", "--platform", "gpu"], "platform: 'gpu' means any gpu"),
+        (["--records", "few.json", "--device", "abacus"], "--device abacus: "),
+        (["--records", "few.json", "--out", "few.json"], "--out few.json: File exists"),
         (["--records", "few.json"], "1 workloads are too few to hold some back"),
     ],
 )

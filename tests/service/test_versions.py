@@ -130,6 +130,12 @@ def test_what_neither_decides_is_a_clear_error(folder, platform, target, fault, 
         choose_network(read_manifest(folder), platform, target)
 
 
+def test_a_platform_of_both_kinds_is_told_by_the_target(tmp_path):
+    manifest = read_manifest(write_linear_version(tmp_path, platforms={"cpu": ["box"], "gpu": ["box"]}))
+    assert choose_network(manifest, "box", "llvm").platform_kind == "cpu"
+    assert choose_network(manifest, "box", "cuda").platform_kind == "gpu"
+
+
 def test_a_kind_without_a_network_is_unknown(tmp_path):
     folder = write_linear_version(tmp_path, platforms={"cpu": ["epyc"]})
     with pytest.raises(UnknownName, match="no network for gpu targets") as unknown:

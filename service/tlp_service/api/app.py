@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -109,15 +110,22 @@ class RequestMetrics:
             return
         started = time.perf_counter()
         status_code = 500
+        has_started = False
 
         async def watched_send(message: Message) -> None:
-            nonlocal status_code
+            nonlocal status_code, has_started
             if message["type"] == "http.response.start":
+                has_started = True
                 status_code = message["status"]
             await send(message)
 
         try:
             await self._app(scope, receive, watched_send)
+        except asyncio.CancelledError:
+            # The grace time of a stopping server is over; who waits shall hear of it.
+            if not has_started:
+                await _error(503, "the server is stopping", "not_ready")(scope, receive, watched_send)
+            raise
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, status_code).inc()

@@ -136,10 +136,23 @@ def check_count(document: Any, field: str, limit: int) -> None:
         raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")
 
 
-def check_no_query(query: dict[str, str]) -> None:
-    """Raise `InvalidBody` where a JSON body comes with query parameters, which would be passed over."""
-    if query:
-        raise InvalidBody(f"query parameter {next(iter(query))[:40]!r}: a JSON body says it all, without any")
+def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str]:
+    """Return the query parameters.
+
+    Raises
+    ------
+    InvalidBody
+        If there is one that the body's type does not take, or one twice: it would be passed over.
+    """
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in allowed:
+            takes = ", ".join(allowed) if allowed else "none, for a JSON body says it all"
+            raise InvalidBody(f"query parameter {name[:40]!r}: this type of body takes {takes}")
+        if name in found:
+            raise InvalidBody(f"query parameter {name!r} is given twice")
+        found[name] = value
+    return found
 
 
 def invalid(error: Exception) -> InvalidBody:

@@ -17,11 +17,11 @@ from tlp_service.api.body import (
     JSON,
     NDJSON,
     check_count,
-    check_no_query,
     content_type,
     decode_json,
     invalid,
     read_body,
+    read_query,
 )
 from tlp_service.api.service import Service
 from tlp_service.api.tuning_log import measurements, read_log
@@ -29,6 +29,9 @@ from tlp_service.errors import InvalidBody
 from tlp_service.measurements.stream import Entry
 
 router = APIRouter()
+
+#: query parameters of a tuning log
+QUERY = ("worker", "platform", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ async def measure(request: Request) -> Response:
     service: Service = request.app.state.service
     kind = content_type(request, (JSON, NDJSON))
     body = await read_body(request, service.settings.max_body)
-    query = dict(request.query_params)
+    query = read_query(request, QUERY if kind == NDJSON else ())
     # In a thread: a large log takes a second, and the event loop has other requests to answer.
     prepared = await anyio.to_thread.run_sync(_prepare, kind, body, query, service.settings.max_candidates)
     added = await service.stream.append(prepared.entries)
@@ -75,7 +78,7 @@ async def measure(request: Request) -> Response:
 
 
 def _prepare(kind: str, body: bytes, query: dict[str, str], limit: int) -> Prepared:
-    request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, query, limit)
+    request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, limit)
     prepared = Prepared([], [], list(request.errors))
     for measurement in request.measurements:
         target = measurement.record.task.target
@@ -93,8 +96,7 @@ def _prepare(kind: str, body: bytes, query: dict[str, str], limit: int) -> Prepa
     return prepared
 
 
-def _read_request(body: bytes, query: dict[str, str], limit: int) -> MeasurementRequest:
-    check_no_query(query)
+def _read_request(body: bytes, limit: int) -> MeasurementRequest:
     document = decode_json(body)
     check_count(document, "records", limit)
     try:

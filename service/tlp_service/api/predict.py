@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,24 +14,27 @@ from fastapi import APIRouter, Request, Response
 from tlp_client.errors import InvalidRequest
 from tlp_client.logs import RefusedLine
 from tlp_client.wire.fields import FORMAT, read_name
-from tlp_client.wire.predict import read_predict
+from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
 from tlp_service.api.body import (
     JSON,
     NDJSON,
     check_count,
-    check_no_query,
     content_type,
     decode_json,
     invalid,
     read_body,
+    read_query,
 )
 from tlp_service.api.service import Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
-from tlp_service.errors import InvalidBody, UnknownName
+from tlp_service.errors import BodyTooLarge, InvalidBody, UnknownName
 from tlp_service.scoring.scorer import Scored
 
 router = APIRouter()
+
+#: query parameters of a tuning log
+QUERY = ("platform", "version")
 
 #: seconds the client will wait, so that nothing is computed for nobody
 DEADLINE_HEADER = "tlp-deadline-s"
@@ -48,8 +52,8 @@ async def predict(request: Request) -> Response:
     deadline_s = _deadline(request)
     body = await read_body(request, service.settings.max_body)
     work = _score_log if kind == NDJSON else _score_request
-    query = dict(request.query_params)
-    answer = await service.queue.run(lambda: work(service, body, query), deadline_s)
+    query = read_query(request, QUERY if kind == NDJSON else ())
+    answer = await service.queue.run(lambda proceed: work(service, body, query, proceed), deadline_s)
     return Response(answer, media_type=JSON)
 
 
@@ -66,23 +70,25 @@ def _deadline(request: Request) -> float | None:
     return seconds
 
 
-def _score_request(service: Service, body: bytes, query: dict[str, str]) -> bytes:
-    check_no_query(query)
+def _score_request(
+    service: Service, body: bytes, query: dict[str, str], proceed: Callable[[], None]
+) -> bytes:
     document = decode_json(body)
     check_count(document, "candidates", service.settings.max_candidates)
-    check_count(document, "primitives", service.settings.max_candidates)
+    check_count(document, "primitives", service.settings.max_primitives)
     try:
         request = read_predict(document)
     except InvalidRequest as error:
         raise invalid(error) from None
     _check_version(service, request.version)
-    scored = service.scorer.score(request)
+    _check_primitives(service, request)
+    scored = service.scorer.score(request, proceed)
     _count(service, scored)
     errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
     return _answer(service, scored.scores, errors)
 
 
-def _score_log(service: Service, body: bytes, query: dict[str, str]) -> bytes:
+def _score_log(service: Service, body: bytes, query: dict[str, str], proceed: Callable[[], None]) -> bytes:
     lines = read_log(body, service.settings.max_candidates)
     try:
         platform = read_name(query.get("platform"), "query parameter platform")
@@ -94,7 +100,8 @@ def _score_log(service: Service, body: bytes, query: dict[str, str]) -> bytes:
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
     for request, positions in predict_requests(lines, platform, version):
         try:
-            scored = service.scorer.score(request)
+            _check_primitives(service, request)
+            scored = service.scorer.score(request, proceed)
         except (InvalidBody, UnknownName) as error:
             if error.code == "unknown_platform" and platform is not None:
                 raise  # the platform of all lines
@@ -112,6 +119,14 @@ def _line_errors(lines: LogLines, errors: dict[int, str]) -> list[dict[str, Any]
         {"candidate": position, "line": lines.numbers[position], "error": message}
         for position, message in sorted(errors.items())
     ]
+
+
+def _check_primitives(service: Service, request: PredictRequest) -> None:
+    limit = service.settings.max_primitives
+    if len(request.primitives) > limit:
+        raise BodyTooLarge(
+            f"primitives: {len(request.primitives)} distinct ones are more than the {limit} that one task may have"
+        )
 
 
 def _check_version(service: Service, version: str | None) -> None:

@@ -46,8 +46,10 @@ class ScoringQueue:
         """Answer what waits and what comes with 503; what runs ends as usual."""
         self._is_draining = True
 
-    async def run(self, work: Callable[[], T], deadline_s: float | None) -> T:
+    async def run(self, work: Callable[[Callable[[], None]], T], deadline_s: float | None) -> T:
         """Run `work` in a thread when its turn comes.
+
+        `work` gets a function to call now and then, which ends it by `DeadlinePassed` once nobody waits.
 
         Parameters
         ----------
@@ -59,7 +61,7 @@ class ScoringQueue:
         QueueFull
             If too many requests wait.
         DeadlinePassed
-            If its turn comes too late.
+            If its turn comes too late, or it is not done by then.
         NotReady
             If the server is stopping.
         """
@@ -68,13 +70,16 @@ class ScoringQueue:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after=seconds)
         arrived = self._clock()
 
+        def proceed() -> None:
+            if deadline_s is not None and self._clock() - arrived > deadline_s:
+                raise DeadlinePassed(f"the deadline of {deadline_s:g} s passed before the request was scored")
+
         def timed() -> T:
             if self._is_draining:
                 raise NotReady("the server is stopping", retry_after=5)
+            proceed()
             started = self._clock()
-            if deadline_s is not None and started - arrived > deadline_s:
-                raise DeadlinePassed(f"the deadline of {deadline_s:g} s passed while the request waited")
-            result = work()
+            result = work(proceed)
             self._seconds_each += 0.1 * (self._clock() - started - self._seconds_each)
             return result
 

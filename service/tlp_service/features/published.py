@@ -117,7 +117,12 @@ class PublishedFeatures:
     def _code(self, kind: str, text: str) -> int:
         if kind == "PR":
             name, _, value = text.partition("$")
-            if name == "auto_unroll_max_step" and value.isdecimal() and int(value) in self.unroll_codes:
+            if (
+                name == "auto_unroll_max_step"
+                and len(value) < 9
+                and value.isdecimal()
+                and int(value) in self.unroll_codes
+            ):
                 return self.unroll_codes[int(value)]
         elif kind == "CHW" and text in _SCOPES:
             return _SCOPES[text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,17 +15,19 @@ from tlp_service.errors import NotReady
 STREAM = "{tlp}:measurements"
 SEEN = "{tlp}:measurement:"
 
-# One script, so that a record and its id are written both or not at all. The entry comes first: should XADD
-# fail, the id is not taken. ARGV: seconds an id is remembered, then the fields of each entry. Returns the positions
-# of the entries that were new.
+# One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
+# ARGV: seconds an id is remembered, then the fields of each entry. Returns the positions of the entries that were new.
 _APPEND = """
 local added = {}
 for i = 2, #ARGV, 5 do
   local seen = KEYS[2] .. ARGV[i]
-  if redis.call('EXISTS', seen) == 0 then
-    redis.call('XADD', KEYS[1], '*', 'id', ARGV[i], 'record', ARGV[i + 1], 'worker', ARGV[i + 2],
-               'platform', ARGV[i + 3], 'version', ARGV[i + 4])
-    redis.call('SET', seen, 1, 'EX', ARGV[1])
+  if redis.call('SET', seen, 1, 'EX', ARGV[1], 'NX') then
+    local entry = redis.pcall('XADD', KEYS[1], '*', 'id', ARGV[i], 'record', ARGV[i + 1], 'worker', ARGV[i + 2],
+                              'platform', ARGV[i + 3], 'version', ARGV[i + 4])
+    if type(entry) == 'table' and entry.err then
+      redis.call('DEL', seen)
+      return entry
+    end
     added[#added + 1] = (i - 2) / 5
   end
 end
@@ -33,6 +36,10 @@ return added
 
 #: Lua's unpack and Redis' argument limits stay far above this.
 _RECORDS_A_CALL = 1000
+
+
+#: Seconds: a health check or a scrape that waits longer fails for its caller.
+_CHECK_TIMEOUT_S = 2.0
 
 
 class Entry(NamedTuple):
@@ -109,8 +116,8 @@ class MeasurementStream:
             If it cannot be reached.
         """
         try:
-            return int(await self._client.xlen(STREAM))
-        except (RedisError, OSError) as error:
+            return int(await asyncio.wait_for(self._client.xlen(STREAM), _CHECK_TIMEOUT_S))
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
             raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
 
     async def weakness(self) -> str | None:

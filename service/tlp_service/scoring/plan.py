@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,3 +62,55 @@ def plan_runs(
         counts[:, :longest] = is_real
         counts[:, longest] = steps - of_run
         yield Run(candidates, positions, counts)
+
+
+#: Distinct rows that a block encodes, but for what its last run adds. The encoded rows of a block are handed to
+#: each of its runs, some 4 kB a row.
+BLOCK_ROWS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Runs that share the encoding of their rows.
+
+    Parameters
+    ----------
+    runs : list of Run
+        The runs, in order.
+    rows : ndarray of int, shape (n,)
+        Rows of the table that they use, ascending.
+    place_of : ndarray of int64, shape (rows of the table,)
+        Where a row of the table stands in `rows`.
+    """
+
+    runs: list[Run]
+    rows: npt.NDArray[np.int64]
+    place_of: npt.NDArray[np.int64]
+
+
+def blocks(runs: Iterable[Run], table_rows: int) -> Iterator[Block]:
+    """Gather runs into blocks of about `BLOCK_ROWS` distinct rows, which bounds what is held in memory.
+
+    Parameters
+    ----------
+    runs : iterable of Run
+        All runs of a request.
+    table_rows : int
+        Rows of the request's table.
+    """
+    gathered: list[Run] = []
+    is_used = np.zeros(table_rows, dtype=bool)
+    for run in runs:
+        gathered.append(run)
+        is_used[run.positions] = True
+        if np.count_nonzero(is_used) > BLOCK_ROWS:
+            yield _block(gathered, is_used)
+            gathered = []
+            is_used = np.zeros(table_rows, dtype=bool)
+    if gathered:
+        yield _block(gathered, is_used)
+
+
+def _block(runs: list[Run], is_used: npt.NDArray[np.bool_]) -> Block:
+    place_of = np.cumsum(is_used, dtype=np.int64) - 1
+    return Block(runs, np.flatnonzero(is_used), place_of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +80,18 @@ class Scorer:
         """Execution provider that runs the networks, as ONNX Runtime reports it."""
         return next(iter(self._raw.values())).provider
 
-    def score(self, request: PredictRequest) -> Scored:
-        """Score the candidates of a request; the same candidate always gets the same score.
+    def score(self, request: PredictRequest, proceed: Callable[[], None] = lambda: None) -> Scored:
+        """Score the candidates of a request.
+
+        A candidate's score is that of the network alone, within rounding (1e-5): it depends neither on the others of the
+        request nor on their order.
+
+        Parameters
+        ----------
+        request : PredictRequest
+            What to score.
+        proceed : callable
+            Called between runs; what it raises ends the scoring.
 
         Raises
         ------
@@ -101,7 +111,7 @@ class Scorer:
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        raw = self._raw[network.platform_kind].run(table, request.indices, request.lengths)
+        raw = self._raw[network.platform_kind].run(table, request.indices, request.lengths, proceed)
         scores = map_scores(raw, network.score_map)
         for position in np.flatnonzero(~np.isfinite(scores)).tolist():
             if position not in errors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.scoring.plan import plan_runs
+from tlp_service.scoring.plan import blocks, plan_runs
 
 Device = Literal["cpu", "cuda"]
 
@@ -79,6 +80,7 @@ class RawScorer:
         table: npt.NDArray[np.float32],
         indices: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
+        proceed: Callable[[], None] = lambda: None,
     ) -> npt.NDArray[np.float32]:
         """Return raw scores, shape (candidates,).
 
@@ -90,12 +92,21 @@ class RawScorer:
             Primitives of all candidates, one candidate after the other.
         lengths : ndarray of int, shape (candidates,)
             Primitives of each candidate.
+        proceed : callable
+            Called between runs; what it raises ends the scoring.
         """
         scores = np.empty(len(lengths), dtype=np.float32)
-        known = self._encode(table)
-        for run in plan_runs(indices, lengths, self._steps, self._chunk):
-            feeds = {"rows": self._no_rows, "known": known, "positions": run.positions, "counts": run.counts}
-            (scores[run.candidates],) = self._session.run(["raw_scores"], feeds)
+        for block in blocks(plan_runs(indices, lengths, self._steps, self._chunk), len(table)):
+            known = self._encode(table[block.rows])
+            for run in block.runs:
+                proceed()
+                feeds = {
+                    "rows": self._no_rows,
+                    "known": known,
+                    "positions": block.place_of[run.positions],
+                    "counts": run.counts,
+                }
+                (scores[run.candidates],) = self._session.run(["raw_scores"], feeds)
         return scores
 
     def _encode(self, table: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tlp_client.errors import InvalidRequest
 from tlp_client.records import Record
+from tlp_client.wire.fields import read_name
 from tlp_service.errors import BadSettings
 
 #: path of a log -> function of its records -> platform name, or None to leave the record out
@@ -51,14 +53,17 @@ class PlatformTable:
                 for number, row in enumerate(csv.DictReader(file), start=2):
                     try:
                         folder = (path.parent / row["folder"]).resolve()
+                        check_platform(row["platform"])
                         entry = PlatformRow(folder, _condition(row["where"]), row["platform"])
                         may_ship = row["may_ship_weights"] == "yes"
-                    except (KeyError, ValueError) as error:
+                    except (KeyError, ValueError, BadSettings) as error:
                         raise BadSettings(f"{path}:{number}: {error}") from None
                     if may_ship or not only_shippable:
                         rows.append(entry)
         except OSError as error:
             raise BadSettings(f"{path}: {error.strerror}") from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise BadSettings(f"{path}: no CSV: {error}") from None
         return cls(tuple(rows))
 
     def __call__(self, path: Path) -> Callable[[Record], str | None]:
@@ -66,6 +71,19 @@ class PlatformTable:
         resolved = path.resolve()
         rows = [row for row in self.rows if resolved.is_relative_to(row.folder)]
         return lambda record: next((row.platform for row in rows if row.condition(record)), None)
+
+
+def check_platform(name: str) -> None:
+    """Raise `BadSettings` where nobody could ask for a platform of this name.
+
+    ``cpu`` and ``gpu`` are taken: they mean any hardware of the kind.
+    """
+    try:
+        read_name(name, "platform")
+    except InvalidRequest as error:
+        raise BadSettings(str(error)) from None
+    if name in ("cpu", "gpu"):
+        raise BadSettings(f"platform: {name!r} means any {name}; give this hardware a name of its own")
 
 
 def _condition(where: str) -> Callable[[Record], bool]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind, platform_kind
-from tlp_service.errors import BadRecords
+from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.evaluation.ranking import Ranking, random_ranking
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import export_onnx
@@ -30,7 +31,7 @@ from tlp_service.training.dataset import (
     without_large_numbers,
 )
 from tlp_service.training.fit import FitSettings, fit, predict, rank_set, ranked_tasks
-from tlp_service.training.platforms import PlatformOf, PlatformTable
+from tlp_service.training.platforms import PlatformOf, PlatformTable, check_platform
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
@@ -93,6 +94,7 @@ def train(command: TrainCommand) -> Path:
     BadRecords
         If no record can be trained on.
     """
+    _check(command)
     report = ImportReport()
     features = {kind: PUBLISHED[kind] for kind in command.kinds}
     records = read_records(log_files(command.records), _platform_of(command), report)
@@ -116,6 +118,23 @@ def train(command: TrainCommand) -> Path:
             training={"records": dict(report.counts), "settings": dataclasses.asdict(command.fit)},
         )
         return write_version(command.out, manifest, files)
+
+
+def _check(command: TrainCommand) -> None:
+    """Find what would fail at the end before anything is trained."""
+    if command.platform is not None:
+        check_platform(command.platform)
+    try:
+        torch.device(command.device)
+        if command.device.startswith("cuda") and not torch.cuda.is_available():
+            raise BadSettings(f"--device {command.device}: torch has no CUDA here")
+        command.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=command.out):
+            pass
+    except RuntimeError as error:
+        raise BadSettings(f"--device {command.device}: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise BadSettings(f"--out {command.out}: {error.strerror}") from None
 
 
 def _platform_of(command: TrainCommand) -> PlatformOf:

@@ -22,7 +22,8 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
     """
     kind = platform_kind(target)
     if platform is not None:
-        named = next((n for n in manifest.networks if platform in (n.platform_kind, *n.platforms)), None)
+        having = [n for n in manifest.networks if platform in (n.platform_kind, *n.platforms)]
+        named = next((n for n in having if n.platform_kind == kind), having[0] if having else None)
         if named is None:
             known = ", ".join(p for n in manifest.networks for p in (n.platform_kind, *n.platforms))
             raise UnknownName(
