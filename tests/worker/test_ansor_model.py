@@ -258,7 +258,8 @@ def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(
     scores = model.predict(task, states)
     expected = remote.predict(task, states)
     assert scores[bad] == 0 < min(expected)
-    assert scores[:bad] + scores[bad + 1 :] == expected[:bad] + expected[bad + 1 :]
+    others = [n for n in range(512) if n != bad]
+    np.testing.assert_allclose([scores[n] for n in others], [expected[n] for n in others], rtol=1e-5)
     assert (model.counts.invalid, model.counts.fallbacks) == (1, 0)
 
 
