@@ -6,15 +6,14 @@ Reads candidates that ``benchmarks/predict.py --out FOLDER`` left, or any tuning
 """
 
 import argparse
-import statistics
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
+from timing import times
 
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
@@ -38,16 +37,6 @@ def padded_session(network, steps, width, path):
     options.intra_op_num_threads = usable_cpus()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def times(work, runs):
-    work()
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds), min(seconds), max(seconds)
 
 
 def main():

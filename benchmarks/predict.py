@@ -9,21 +9,21 @@ The candidates are left in ``--out`` for ``benchmarks/engine.py``.
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "demo"))
 
 from operators import OPERATORS
+from timing import times
 from tvm import auto_scheduler
 from tvm.auto_scheduler.cost_model import XGBModel
 from tvm.auto_scheduler.feature import get_per_store_features_from_states
 
-from tlp_client.ansor import TLPRemoteModel, serialize_states
+from tlp_client.ansor import TLPRemoteModel
+from tlp_client.states import serialize_states
 
 TARGET = "llvm -mcpu=core-avx2 -num-cores 2"
 
@@ -42,17 +42,6 @@ def trained(task, states):
     costs = [0.001 * (1 + n % 7) for n in range(len(states))]
     model.update(inputs, [auto_scheduler.MeasureResult([c], 0, "", 0.1, 1.0) for c in costs])
     return model
-
-
-def times(work, runs):
-    """Return (median, shortest, longest) seconds of some runs after one to warm up."""
-    work()
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds), min(seconds), max(seconds)
 
 
 def dump(task, states):

@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import socket
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,14 +32,12 @@ from tlp_client.errors import BadAnswer, InvalidInput
 from tlp_client.fallback import LocalFallback
 from tlp_client.outbox import Outbox
 from tlp_client.records import RecordParser, split_primitives
+from tlp_client.states import serialize_states
 from tlp_client.tasks import Task
 from tlp_client.wire.fields import read_name
 from tlp_client.wire.measurements import measurement_id
 
 log = logging.getLogger(__name__)
-
-#: memory instead of a disk where there is one; the records are read back at once
-_SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass(slots=True)
@@ -306,21 +303,6 @@ def make_search_policies(
         )
         for task in tasks
     ]
-
-
-def serialize_states(task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[str]:
-    """Return the record line of each state, as TVM writes it, with a result that means nothing.
-
-    One ``save_records`` call for all takes half the time of ``dump_record_to_string`` for each.
-    """
-    inputs = [auto_scheduler.MeasureInput(task, state) for state in states]
-    result = auto_scheduler.MeasureResult([0.0], 0, "", 0.0, 0.0)
-    with tempfile.NamedTemporaryFile(prefix="tlp-", suffix=".json", dir=_SCRATCH) as file:
-        auto_scheduler.save_records(file.name, inputs, [result] * len(inputs))
-        lines = file.read().decode().rstrip("\n").split("\n")  # splitlines knows other line ends, too
-    if len(lines) != len(states):
-        raise InvalidInput(f"TVM wrote {len(lines)} lines for {len(states)} states")
-    return lines
 
 
 def _worker_name() -> str:

@@ -9,8 +9,9 @@ from conftest import ROOT, model_over, sample
 from serving import start
 from tvm import auto_scheduler
 
-from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_search_policies, serialize_states
+from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_search_policies
 from tlp_client.records import RecordParser
+from tlp_client.states import serialize_states
 from tlp_client.transport import HttpTransport
 
 
