@@ -31,6 +31,7 @@ class LocalFallback:
         self._measured: deque[tuple[Any, Any]] = deque(maxlen=_REMEMBERED)
         self._new = 0  # measured pairs that the model has not seen
         self._model: Any = None
+        self._has_warned = False
         self._random = np.random.default_rng()
 
     def learn(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
@@ -46,7 +47,9 @@ class LocalFallback:
                 try:
                     return self._predict_by_model(task, states)
                 except ImportError:
-                    log.debug("xgboost does not import, falling back to random scores")
+                    if not self._has_warned:
+                        log.warning("xgboost does not import, so the local scores are random")
+                    self._has_warned = True
                 except Exception:  # a search must not end because a fallback failed
                     log.exception("Ansor's XGBoost model failed, falling back to random scores")
             scores: list[float] = self._random.uniform(size=len(states)).tolist()

@@ -200,11 +200,15 @@ class Outbox:
 
 def _flush_at_exit(outbox: Outbox, wait_s: float) -> None:
     reference = weakref.ref(outbox)  # registering must not keep it alive
+    is_done = threading.Event()
 
     def flush() -> None:
         box = reference()
-        if box is not None and not box._closed and not box.flush(wait_s):
-            log.warning("%d measurements were not sent", box.waiting)
+        if is_done.is_set() or box is None or box._closed:
+            return
+        is_done.set()
+        if not box.flush(wait_s):
+            log.warning("%d measurements were not sent; upload the tuning log to keep them", box.waiting)
 
     atexit.register(flush)
     # Children of multiprocessing end without atexit.

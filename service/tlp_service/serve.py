@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 from types import FrameType
@@ -35,6 +36,9 @@ def serve(settings: Settings) -> int:
         If the server cannot start as it was told. It never starts on anything else.
     """
     log.info("settings: %s", settings.model_dump_json())
+    known = {f"TLP_{name}".upper() for name in Settings.model_fields}
+    for name in sorted(set(filter(lambda n: n.startswith("TLP_"), os.environ)) - known):
+        log.warning("%s is no setting and has no effect", name)
     scorer = Scorer(settings.model, settings.device, settings.threads)
     log.info("serving version %s on %s", scorer.manifest.version, scorer.provider)
     with contextlib.ExitStack() as stack:

@@ -268,6 +268,11 @@ def test_a_target_without_end(server):
     )
 
 
+def test_a_compressed_log_that_does_not_say_so(server, measured_lines):
+    body = gzip.compress(measured_lines[0].encode())
+    check(server.post("/v1/predict", body, "application/x-ndjson"), 422, "invalid", "Content-Encoding: gzip")
+
+
 def test_an_empty_log(server):
     check(
         server.post("/v1/predict", b"\n# nothing\n", "application/x-ndjson"),

@@ -83,6 +83,18 @@ def test_without_a_platform_the_kind_of_the_target_is_it(server, redis_url, meas
     assert answer["error"].startswith("records[2]: ")
 
 
+def test_a_platform_of_the_other_kind_is_refused(server, redis_url, measured_request, measured_lines):
+    status, answer = server.post("/v1/measurements", {**measured_request, "platform": "v100"})
+    assert status == 422
+    assert "records[0]: 'v100' is a gpu, the target" in answer["error"]
+    body = measured_lines[0].encode()
+    answer = server.post("/v1/measurements?platform=v100", body, "application/x-ndjson")[1]
+    assert (answer["accepted"], len(answer["rejected"])) == (0, 1)
+    assert in_stream(redis_url) == []
+    # hardware that no version knows yet may be anything
+    assert server.post("/v1/measurements", {**measured_request, "platform": "new-box"})[0] == 200
+
+
 def test_a_log_sent_twice_is_kept_once(server, redis_url, measured_lines):
     body = "\n".join([*measured_lines, "damaged", measured_lines[0]]).encode()
     first, second = (

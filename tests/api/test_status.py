@@ -86,6 +86,11 @@ def test_a_port_in_use_is_named(capsys, monkeypatch, server, linear_version):
     assert f"TLP_PORT={server.port}" in capsys.readouterr().err
 
 
+def test_a_setting_that_is_none_is_pointed_out(tmp_path, linear_version):
+    with start(tmp_path / "stream", model=linear_version, thread=3) as server:
+        assert "TLP_THREAD is no setting" in server.log
+
+
 def test_secrets_are_masked_in_the_log(tmp_path, linear_version):
     url = "redis://:hunter2@127.0.0.1:1/0"
     with start(tmp_path / "unused", wait=False, model=linear_version, redis_url=url) as server:

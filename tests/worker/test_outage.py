@@ -139,7 +139,7 @@ def test_the_fallback_learns_what_comes_later(task, states):
     assert len(fallback._model.inputs) == 128
 
 
-def test_without_xgboost_the_fallback_is_random(task, states, monkeypatch):
+def test_without_xgboost_the_fallback_is_random_and_says_so(task, states, monkeypatch, caplog):
     import sys
 
     from tvm.auto_scheduler.cost_model import xgb_model
@@ -151,6 +151,8 @@ def test_without_xgboost_the_fallback_is_random(task, states, monkeypatch):
     scores = fallback.predict(task, states[:50])
     assert_scores(scores, 50)
     assert len(set(scores)) == 50
+    fallback.predict(task, states[:50])
+    assert [r.message for r in caplog.records] == ["xgboost does not import, so the local scores are random"]
 
 
 class AtRound:

@@ -27,6 +27,7 @@ from tlp_service.api.service import Service
 from tlp_service.api.tuning_log import measurements, read_log
 from tlp_service.errors import InvalidBody
 from tlp_service.measurements.stream import Entry
+from tlp_service.versions.platforms import contradiction
 
 router = APIRouter()
 
@@ -65,7 +66,7 @@ async def measure(request: Request) -> Response:
     body = await read_body(request, service.settings.max_body)
     query = read_query(request, QUERY if kind == NDJSON else ())
     # In a thread: a large log takes a second, and the event loop has other requests to answer.
-    prepared = await anyio.to_thread.run_sync(_prepare, kind, body, query, service.settings.max_candidates)
+    prepared = await anyio.to_thread.run_sync(_prepare, service, kind, body, query)
     added = await service.stream.append(prepared.entries)
     _count(service, prepared, added)
     answer = {
@@ -77,14 +78,17 @@ async def measure(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-def _prepare(kind: str, body: bytes, query: dict[str, str], limit: int) -> Prepared:
+def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str]) -> Prepared:
+    limit = service.settings.max_candidates
     request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, limit)
     prepared = Prepared([], [], list(request.errors))
     for measurement in request.measurements:
         target = measurement.record.task.target
         platform = request.platform or platform_kind(target)
+        message = contradiction(service.scorer.manifest, platform, target)
         if platform is None:
             message = f"neither 'platform' nor the target {target!r:.80} tells the platform"
+        if platform is None or message is not None:
             if not request.report_invalid:
                 raise InvalidBody(f"records[{measurement.position}]: {message}")
             prepared.errors.append((measurement.position, f"id {measurement.id!r}: {message}"))

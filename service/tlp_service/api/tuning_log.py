@@ -39,10 +39,12 @@ def read_log(body: bytes, limit: int) -> LogLines:
     Raises
     ------
     InvalidBody
-        If there is none.
+        If there is none, or the log is compressed and nothing says so.
     BodyTooLarge
         If there are more than `limit`.
     """
+    if body.startswith(b"\x1f\x8b"):
+        raise InvalidBody("body: a gzip file; send it with Content-Encoding: gzip")
     numbers: list[int] = []
     outcomes: list[Record | RefusedLine] = []
     for number, outcome in LogReader().read_lines(io.BytesIO(body), "line"):

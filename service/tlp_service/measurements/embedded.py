@@ -73,7 +73,11 @@ def _locked(data_dir: Path) -> Iterator[int]:
         raise BadSettings(f"TLP_DATA_DIR={data_dir}: {error.strerror}") from None
     try:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        is_waiting = False
         while not _try_lock(lock):
+            if not is_waiting:
+                log.info("waiting for the server that still uses %s", data_dir)
+            is_waiting = True
             if time.monotonic() > deadline:
                 raise BadSettings(
                     f"TLP_DATA_DIR={data_dir} is in use by another server; choose another folder"

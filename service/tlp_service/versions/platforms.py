@@ -7,6 +7,15 @@ from tlp_service.errors import InvalidBody, UnknownName
 from tlp_service.versions.manifest import Manifest, Network
 
 
+def contradiction(manifest: Manifest, platform: str | None, target: str) -> str | None:
+    """Return how a platform and a target contradict each other, or None where they don't or nobody can tell."""
+    kind = platform_kind(target)
+    kinds = {n.platform_kind for n in manifest.networks if platform in (n.platform_kind, *n.platforms)}
+    if kind is None or not kinds or kind in kinds:
+        return None
+    return f"{platform!r} is a {kinds.pop()}, the target {target!r:.80} is a {kind}"
+
+
 def choose_network(manifest: Manifest, platform: str | None, target: str) -> Network:
     """Return the network for a platform, by what the caller states first and by the target second.
 
@@ -30,10 +39,8 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
                 f"task.platform: version {manifest.version} does not know {platform!r}; it knows {known}",
                 code="unknown_platform",
             )
-        if kind is not None and kind != named.platform_kind:
-            raise InvalidBody(
-                f"task.platform: {platform!r} is a {named.platform_kind}, the target {target!r:.80} is a {kind}"
-            )
+        if found := contradiction(manifest, platform, target):
+            raise InvalidBody(f"task.platform: {found}")
         return named
     for name in target_names(target):
         by_name = next((n for n in manifest.networks if name in n.platforms), None)
