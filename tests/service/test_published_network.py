@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +124,12 @@ def test_candidates_of_any_length_score_as_the_padded_network_scores_them(export
     for start, length, score in zip(starts, lengths, expected, strict=True):
         alone = scorer.run(table, indices[start : start + length], np.array([length]))
         np.testing.assert_allclose(alone, [score], rtol=1e-5, atol=1e-5)
+
+
+def test_the_exported_file_names_no_place_of_the_machine_that_made_it(exported):
+    contents = exported[1].read_bytes()
+    assert b"site-packages" not in contents
+    assert str(Path(__file__).parents[2]).encode() not in contents
 
 
 def test_a_file_that_scores_otherwise_is_not_published(exported, table):

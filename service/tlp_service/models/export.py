@@ -75,8 +75,18 @@ def export_onnx(
     if program is None:
         raise BadVersion("torch exported nothing")
     program.save(str(path))
+    _strip(path)
     onnx.checker.check_model(str(path))
     return check_equal(network, table, positions, path)
+
+
+def _strip(path: Path) -> None:
+    """Take out what the exporter notes of its own run, such as stack traces with paths of this machine."""
+    model = onnx.load(str(path))
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    onnx.save(model, str(path))
 
 
 def check_equal(
