@@ -12,7 +12,7 @@ from tlp_client.breaker import CircuitBreaker
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
 from tlp_client.tasks import Task
 from tlp_client.transport import HttpAnswer, HttpTransport, Transport
-from tlp_client.wire.fields import read_name
+from tlp_client.wire.fields import DEADLINE_HEADER, read_name
 from tlp_client.wire.measurements import MeasurementAnswer, decode_measurement_answer, encode_measurements
 from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode_predict
 
@@ -213,7 +213,7 @@ class Connection:
         left = deadline - self._clock()
         if left <= 0:
             raise DeadlineExceeded(f"{self.url}: no time left")
-        headers = {"Content-Type": "application/json", "tlp-deadline-s": f"{left:.3f}"}
+        headers = {"Content-Type": "application/json", DEADLINE_HEADER: f"{left:.3f}"}
         answer = self._transport.post(path, body, headers, left)
         if answer.status != 200:
             raise _refusal(answer)

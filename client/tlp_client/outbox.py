@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import multiprocessing.util
-import os
 import threading
 import weakref
 from collections import deque
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from tlp_client.connection import Connection
 from tlp_client.errors import Refused, ServiceError
+from tlp_client.fork import call_in_child
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ class Outbox:
         self.rejected = 0
         self.dropped = 0
         _flush_at_exit(self, exit_wait_s)
-        fork = weakref.WeakMethod(self._begin_anew)
-        os.register_at_fork(after_in_child=lambda: (begin := fork()) and begin())
+        call_in_child(self._begin_anew)
 
     def _begin_anew(self) -> None:
         """Forget, in a child of fork, what the parent sends, and the thread that only the parent has."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +13,7 @@ from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError
 from urllib3.util import Url, parse_url
 
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Unreachable
+from tlp_client.fork import call_in_child
 
 #: An answer holds one score a candidate; more than this is not one of ours.
 _MAX_ANSWER_BYTES = 64 << 20
@@ -56,8 +55,7 @@ class HttpTransport:
         self._clock = clock
         self._connect_anew()
         # A child of fork must not share its parent's sockets: each would read the other's answers.
-        model = weakref.WeakMethod(self._connect_anew)
-        os.register_at_fork(after_in_child=lambda: (renew := model()) and renew())
+        call_in_child(self._connect_anew)
 
     def _connect_anew(self) -> None:
         self._pool = urllib3.PoolManager(maxsize=32, retries=False)

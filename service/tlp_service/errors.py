@@ -17,7 +17,8 @@
         ├── NotReady                  503
         └── DeadlinePassed            504
 
-Every answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
+``tlp_client.errors.InvalidRequest``, which the readers of the wire format raise, is answered as InvalidBody. Every answer
+other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
 """
 
 from __future__ import annotations

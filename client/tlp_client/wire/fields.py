@@ -10,6 +10,9 @@ from tlp_client.errors import BadAnswer, InvalidRequest, is_text, shown
 
 FORMAT = 1
 
+#: request header: seconds the client will wait, so that nothing is computed for nobody
+DEADLINE_HEADER = "tlp-deadline-s"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
 
 

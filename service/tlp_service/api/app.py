@@ -16,9 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tlp_client import __version__
+from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, status
 from tlp_service.api.service import ScoringQueue, Service
-from tlp_service.errors import ApiError
+from tlp_service.errors import ApiError, InvalidBody
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.scorer import Scorer
@@ -50,10 +51,11 @@ def create_app(settings: Settings, scorer: Scorer, redis_url: str, queue: Scorin
     for module in (predict, measurements, status):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(InvalidRequest, _answer_invalid_request)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_unexpected)
     app.add_middleware(RequestMetrics, metrics=metrics)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's way to extend it
     return app
 
 
@@ -66,6 +68,10 @@ def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
     return _error(error.status, str(error), error.code, headers)
+
+
+def _answer_invalid_request(request: Request, error: Exception) -> Response:
+    return _error(InvalidBody.status, str(error), InvalidBody.code)
 
 
 def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -89,9 +95,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         for model in documents.REFERENCED:
-            found = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            found.pop("$defs", None)
-            schema["components"]["schemas"].setdefault(model.__name__, found)
+            schema["components"]["schemas"].setdefault(model.__name__, documents.schema_of(model))
         app.openapi_schema = schema
     return app.openapi_schema
 

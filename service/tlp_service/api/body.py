@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from tlp_client.wire.fields import read_name
 from tlp_service.errors import BodyTooLarge, InvalidBody, MalformedBody
 
 JSON = "application/json"
@@ -136,25 +137,22 @@ def check_count(document: Any, field: str, limit: int) -> None:
         raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")
 
 
-def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str]:
-    """Return the query parameters.
+def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None]:
+    """Return the query parameters, all of which are names; None for one that is allowed and not given.
 
     Raises
     ------
     InvalidBody
         If there is one that the body's type does not take, or one twice: it would be passed over.
+    InvalidRequest
+        If one is no name.
     """
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     for name, value in request.query_params.multi_items():
         if name not in allowed:
             takes = ", ".join(allowed) if allowed else "none, for a JSON body says it all"
             raise InvalidBody(f"query parameter {name[:40]!r}: this type of body takes {takes}")
         if name in found:
             raise InvalidBody(f"query parameter {name!r} is given twice")
-        found[name] = value
-    return found
-
-
-def invalid(error: Exception) -> InvalidBody:
-    """Return a reader's fault as an answer."""
-    return InvalidBody(str(error))
+        found[name] = read_name(value, f"query parameter {name}")
+    return dict.fromkeys(allowed) | found

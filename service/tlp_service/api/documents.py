@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tlp_client.wire.fields import DEADLINE_HEADER
+
 Primitive = list[int | str | list[int]]
 
 
@@ -130,15 +132,20 @@ MEASUREMENT_EXAMPLES = {
 }
 
 
-def _body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a model, which refers to others as components of the document."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
+    return schema
+
+
+def _body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
     return {
         "requestBody": {
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": schema,
+                    "schema": schema_of(model),
                     "examples": {name: {"value": value} for name, value in examples.items()},
                 },
                 "application/x-ndjson": {
@@ -171,7 +178,7 @@ PREDICT: dict[str, Any] = {
         "parameters": [
             *_query(_PLATFORM, _VERSION),
             {
-                "name": "tlp-deadline-s",
+                "name": DEADLINE_HEADER,
                 "in": "header",
                 "required": False,
                 "description": "Seconds the client will wait.",

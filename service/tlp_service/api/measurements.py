@@ -8,9 +8,8 @@ import anyio.to_thread
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from tlp_client.errors import InvalidRequest
 from tlp_client.tasks import platform_kind
-from tlp_client.wire.fields import FORMAT, read_name
+from tlp_client.wire.fields import FORMAT
 from tlp_client.wire.measurements import MeasurementRequest, read_measurements
 from tlp_service.api import documents
 from tlp_service.api.body import (
@@ -19,7 +18,6 @@ from tlp_service.api.body import (
     check_count,
     content_type,
     decode_json,
-    invalid,
     read_body,
     read_query,
 )
@@ -78,7 +76,7 @@ async def measure(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str]) -> Prepared:
+def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | None]) -> Prepared:
     limit = service.settings.max_candidates
     request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, limit)
     prepared = Prepared([], [], list(request.errors))
@@ -103,24 +101,15 @@ def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str]) ->
 def _read_request(body: bytes, limit: int) -> MeasurementRequest:
     document = decode_json(body)
     check_count(document, "records", limit)
-    try:
-        return read_measurements(document)
-    except InvalidRequest as error:
-        raise invalid(error) from None
+    return read_measurements(document)
 
 
-def _read_log(body: bytes, query: dict[str, str], limit: int) -> MeasurementRequest:
-    try:
-        platform = read_name(query.get("platform"), "query parameter platform")
-        worker = read_name(query.get("worker"), "query parameter worker")
-        version = read_name(query.get("version"), "query parameter version")
-    except InvalidRequest as error:
-        raise invalid(error) from None
-    found, errors = measurements(read_log(body, limit), platform)
+def _read_log(body: bytes, query: dict[str, str | None], limit: int) -> MeasurementRequest:
+    found, errors = measurements(read_log(body, limit), query["platform"])
     return MeasurementRequest(
-        worker=worker or "upload",
-        platform=platform,
-        version=version,
+        worker=query["worker"] or "upload",
+        platform=query["platform"],
+        version=query["version"],
         report_invalid=True,
         measurements=found,
         errors=errors,

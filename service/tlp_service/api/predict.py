@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from tlp_client.errors import InvalidRequest
 from tlp_client.logs import RefusedLine
-from tlp_client.wire.fields import FORMAT, read_name
+from tlp_client.wire.fields import DEADLINE_HEADER, FORMAT
 from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
 from tlp_service.api.body import (
@@ -22,7 +21,6 @@ from tlp_service.api.body import (
     check_count,
     content_type,
     decode_json,
-    invalid,
     read_body,
     read_query,
 )
@@ -35,9 +33,6 @@ router = APIRouter()
 
 #: query parameters of a tuning log
 QUERY = ("platform", "version")
-
-#: seconds the client will wait, so that nothing is computed for nobody
-DEADLINE_HEADER = "tlp-deadline-s"
 
 
 @router.post("/v1/predict", **documents.PREDICT)
@@ -71,15 +66,12 @@ def _deadline(request: Request) -> float | None:
 
 
 def _score_request(
-    service: Service, body: bytes, query: dict[str, str], proceed: Callable[[], None]
+    service: Service, body: bytes, query: dict[str, str | None], proceed: Callable[[], None]
 ) -> bytes:
     document = decode_json(body)
     check_count(document, "candidates", service.settings.max_candidates)
     check_count(document, "primitives", service.settings.max_primitives)
-    try:
-        request = read_predict(document)
-    except InvalidRequest as error:
-        raise invalid(error) from None
+    request = read_predict(document)
     _check_version(service, request.version)
     _check_primitives(service, request)
     scored = service.scorer.score(request, proceed)
@@ -88,13 +80,11 @@ def _score_request(
     return _answer(service, scored.scores, errors)
 
 
-def _score_log(service: Service, body: bytes, query: dict[str, str], proceed: Callable[[], None]) -> bytes:
+def _score_log(
+    service: Service, body: bytes, query: dict[str, str | None], proceed: Callable[[], None]
+) -> bytes:
     lines = read_log(body, service.settings.max_candidates)
-    try:
-        platform = read_name(query.get("platform"), "query parameter platform")
-        version = read_name(query.get("version"), "query parameter version")
-    except InvalidRequest as error:
-        raise invalid(error) from None
+    platform, version = query["platform"], query["version"]
     _check_version(service, version)
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}

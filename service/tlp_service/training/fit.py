@@ -134,7 +134,7 @@ def _run_epoch(
         scores = network.score_distinct(table, torch.from_numpy(positions).to(device)).view(targets.shape)
         loss = rank_loss(scores, targets) if settings.loss == "rank" else mse_loss(scores, targets)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         torch.nn.utils.clip_grad_norm_(network.parameters(), settings.gradient_norm)
         optimizer.step()
         total += float(loss.detach())
