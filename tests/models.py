@@ -32,8 +32,7 @@ def write_linear_onnx(path: Path, row_width: int, factor: float) -> None:
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["rows", "weights"], ["encoded"]),
-            helper.make_node("Concat", ["known", "encoded"], ["table"], axis=0),
-            helper.make_node("Gather", ["table", "positions"], ["gathered"], axis=0),
+            helper.make_node("Gather", ["known_encoded", "positions"], ["gathered"], axis=0),
             helper.make_node("Squeeze", ["gathered", "last"], ["scores"]),
             helper.make_node("Mul", ["scores", "counts"], ["counted"]),
             helper.make_node("ReduceSum", ["counted", "second"], ["raw_scores"], keepdims=0),
@@ -41,7 +40,7 @@ def write_linear_onnx(path: Path, row_width: int, factor: float) -> None:
         "linear",
         [
             value("rows", TensorProto.FLOAT, "new", row_width),
-            value("known", TensorProto.FLOAT, "known", 1),
+            value("known_encoded", TensorProto.FLOAT, "known", 1),
             value("positions", TensorProto.INT64, "candidates", "places"),
             value("counts", TensorProto.FLOAT, "candidates", "places"),
         ],

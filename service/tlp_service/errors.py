@@ -13,6 +13,7 @@
         ├── BodyTooLarge              413
         ├── InvalidBody               422
         ├── QueueFull                 429   with Retry-After
+        ├── ClientGone                499   which nobody receives
         ├── ScoringFailed             500
         ├── NotReady                  503
         └── DeadlinePassed            504
@@ -83,9 +84,15 @@ class InvalidBody(ApiError):
 
 
 class QueueFull(ApiError):
-    """More requests wait than may wait."""
+    """More candidates wait than may wait, or than can be scored by the request's deadline."""
 
     status, code = 429, "queue_full"
+
+
+class ClientGone(ApiError):
+    """The client closed its connection before it was answered; seen only in the metrics."""
+
+    status, code = 499, "client_gone"
 
 
 class ScoringFailed(ApiError):

@@ -48,8 +48,16 @@ class Metrics:
             ["platform", "result"],
             registry=registry,
         )
+        self.cached = Counter(
+            "tlp_candidates_cached",
+            "Candidates that clients did not ask for again, as they say.",
+            registry=registry,
+        )
         self.waiting = Gauge(
-            "tlp_requests_waiting", "Predict requests that wait for the processor.", registry=registry
+            "tlp_candidates_waiting", "Candidates that wait for the processor.", registry=registry
+        )
+        self.rate = Gauge(
+            "tlp_candidates_per_second", "Candidates a second that can be scored.", registry=registry
         )
         self.stream_length = Gauge(
             "tlp_measurement_stream_length", "Records in the stream.", registry=registry

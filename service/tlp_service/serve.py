@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -13,11 +14,16 @@ import uvicorn
 
 from tlp_service.api.app import create_app
 from tlp_service.api.protocol import HttpProtocol
-from tlp_service.api.service import ScoringQueue
+from tlp_service.api.service import Engine
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.scoring.calibration import calibrate
+from tlp_service.scoring.executor import Candidates, Executor
+from tlp_service.scoring.fair_queue import FairQueue
+from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
+from tlp_service.versions.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +45,16 @@ def serve(settings: Settings) -> int:
     known = {f"TLP_{name}".upper() for name in Settings.model_fields}
     for name in sorted(set(filter(lambda n: n.startswith("TLP_"), os.environ)) - known):
         log.warning("%s is no setting and has no effect", name)
-    scorer = Scorer(settings.model, settings.device, settings.threads)
-    log.info("serving version %s on %s", scorer.manifest.version, scorer.provider)
+    engine = start_engine(settings)
     with contextlib.ExitStack() as stack:
+        stack.callback(engine.executor.close)
         listener = stack.enter_context(_listen(settings.host, settings.port))
         if settings.redis_url is not None:
             redis_url = settings.redis_url.get_secret_value()
         else:
             redis_url = stack.enter_context(embedded_redis(settings.data_dir))
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
-        queue = ScoringQueue(settings.max_waiting)
-        app = create_app(settings, scorer, redis_url, queue)
+        app = create_app(settings, engine, redis_url)
         config = uvicorn.Config(
             app,
             http=HttpProtocol,
@@ -58,19 +63,49 @@ def serve(settings: Settings) -> int:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        _run(_Server(config, queue), listener)
+        _run(_Server(config, engine.executor), listener)
     return 0
+
+
+def start_engine(settings: Settings) -> Engine:
+    """Load the version and start the threads that score with it, in the way that is fastest here.
+
+    Raises
+    ------
+    BadSettings, BadVersion
+        See `Scorer`.
+    """
+    manifest = read_manifest(settings.model)
+    probe = manifest.networks[0]
+    cpus = settings.threads or usable_cpus()
+    calibration = calibrate(settings.model / probe.file, probe.steps, settings.device, cpus, settings.chunk)
+    scorer = Scorer(settings.model, settings.device, calibration.threads)
+    log.info("serving version %s on %s, %s", manifest.version, scorer.provider, calibration)
+    queue: FairQueue[Candidates] = FairQueue(
+        settings.max_waiting,
+        settings.max_waiting_mib << 20,
+        calibration.candidates_per_s,
+        mixes=settings.device == "cuda",
+    )
+    return Engine(scorer, calibration, Executor(queue, calibration.executors, calibration.chunk))
 
 
 class _Server(uvicorn.Server):
     """Stops on a signal: what is being scored is answered, what waits for its turn gets 503."""
 
-    def __init__(self, config: uvicorn.Config, queue: ScoringQueue) -> None:
+    def __init__(self, config: uvicorn.Config, executor: Executor) -> None:
         super().__init__(config)
-        self._queue = queue
+        self._executor = executor
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._queue.drain()
+        # Not here: the signal may have come in the middle of a change of the queue.
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._executor.drain)
         super().handle_exit(sig, frame)
 
 

@@ -37,7 +37,10 @@ class Settings(BaseSettings):
     model: Path = Field(default_factory=shipped_model, description="Folder of the model version to serve.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the network runs; cuda or no start.")
     threads: int = Field(
-        0, ge=0, le=1024, description="Threads of ONNX Runtime; 0 for the CPUs this process may use."
+        0, ge=0, le=1024, description="Threads that score; 0 for the CPUs this process may use."
+    )
+    chunk: int = Field(
+        0, ge=0, le=65536, description="Most candidates scored at a time; 0 for what is fastest here."
     )
     redis_url: SecretStr | None = Field(
         None, description="Redis or Valkey for the measurement stream; without it the server starts its own."
@@ -46,7 +49,12 @@ class Settings(BaseSettings):
     max_body_mib: int = Field(32, ge=1, description="Largest body, before and after decompression, in MiB.")
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
     max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
-    max_waiting: int = Field(64, ge=1, description="Most predict requests that wait; more get 429.")
+    max_waiting: int = Field(
+        262144, ge=1, description="Most candidates that wait to be scored; requests beyond get 429."
+    )
+    max_waiting_mib: int = Field(
+        256, ge=1, description="Most memory of what waits to be scored, in MiB; requests beyond get 429."
+    )
     measurement_id_days: int = Field(
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."
     )

@@ -178,7 +178,7 @@ def test_a_passed_deadline_is_504_and_a_senseless_one_422(server, good):
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back(tmp_path, linear_version, good):
-    with start(tmp_path / "stream", model=linear_version, max_waiting=1) as server:
+    with start(tmp_path / "stream", model=linear_version, max_waiting=60000) as server:
         blocker = {**good[0], "candidates": [[0, 1]] * 60000}
         body = json.dumps(blocker).encode()
         seen = []

@@ -2,51 +2,68 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.scoring import plan
-from tlp_service.scoring.plan import blocks, plan_runs
+from tlp_service.scoring.plan import Plan, join
+
+
+def plan_of(candidates, steps):
+    indices = np.array([i for c in candidates for i in c], dtype=np.int64)
+    return Plan.of(indices, np.array([len(c) for c in candidates], dtype=np.int64), steps)
+
+
+def padded(candidate, steps):
+    return ([1 + i for i in candidate] + [0] * steps)[:steps]
+
+
+def rows_of(run):
+    """The rows of each candidate of a run, as often as they count."""
+    return [
+        [int(p) for p, count in zip(positions, counts, strict=True) for _ in range(int(count))]
+        for positions, counts in zip(run.positions, run.counts, strict=True)
+    ]
 
 
 def test_one_run_by_hand():
-    # candidates: (0, 1), (), (2, 0, 1) cropped to 2; a network of 3 steps would pad them with 1, 3 and 0 rows
-    (run,) = plan_runs(np.array([0, 1, 2, 0, 1]), np.array([2, 0, 3]), steps=3, chunk=8)
+    # the last candidate is cropped to 3; a network of 3 steps would pad the others with 1, 3 and 0 rows
+    run = plan_of([(0, 1), (), (2, 0, 1, 5)], steps=3).run(0, 8)
     assert run.candidates.tolist() == [1, 0, 2]
     assert run.positions.tolist() == [[0, 0, 0, 0], [1, 2, 0, 0], [3, 1, 2, 0]]
     assert run.counts.tolist() == [[0, 0, 0, 3], [1, 1, 0, 1], [1, 1, 1, 0]]
 
 
 def test_runs_hold_candidates_of_like_length():
-    lengths = np.array([9, 1, 9, 1])
-    first, second = plan_runs(np.zeros(20, dtype=np.int64), lengths, steps=10, chunk=2)
+    plan = plan_of([[0] * 9, [0], [0] * 9, [0]], steps=10)
+    first, second = plan.run(0, 2), plan.run(2, 2)
     assert (first.candidates.tolist(), first.positions.shape) == ([1, 3], (2, 2))
     assert (second.candidates.tolist(), second.positions.shape) == ([0, 2], (2, 10))
 
 
-def test_blocks_share_the_rows_of_their_runs(monkeypatch):
-    monkeypatch.setattr(plan, "BLOCK_ROWS", 3)
-    indices = np.array([4, 5, 4, 6, 0, 1])
-    runs = list(plan_runs(indices, np.array([2, 2, 2]), steps=2, chunk=1))
-    first, second = blocks(runs, table_rows=9)
-    assert (len(first.runs), first.rows.tolist()) == (2, [0, 5, 6, 7])
-    assert (len(second.runs), second.rows.tolist()) == (1, [0, 1, 2])
-    for block in (first, second):
-        for run in block.runs:
-            np.testing.assert_array_equal(block.rows[block.place_of[run.positions]], run.positions)
+def test_joined_runs_by_hand():
+    # tables of 3 and 2 rows, the padding row of each first
+    joined = join([plan_of([(0, 1)], 2).run(0, 1), plan_of([(), (0,)], 2).run(0, 2)], offsets=[0, 3])
+    assert joined.candidates.tolist() == [0, 1, 2]
+    assert joined.positions.tolist() == [[1, 2, 0], [3, 3, 0], [4, 3, 0]]
+    assert joined.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 1, 0]]
 
 
-def test_no_candidates_no_runs():
-    assert list(plan_runs(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), steps=3, chunk=2)) == []
+CANDIDATES = st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=20)
 
 
-@given(st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=20), st.integers(1, 4), st.integers(1, 7))
+@given(CANDIDATES, st.integers(1, 4), st.integers(1, 7))
 def test_every_candidate_is_scored_once_with_the_rows_it_would_be_padded_to(candidates, steps, chunk):
-    indices = np.array([i for c in candidates for i in c], dtype=np.int64)
-    lengths = np.array([len(c) for c in candidates], dtype=np.int64)
+    plan = plan_of(candidates, steps)
     seen = {}
-    for run in plan_runs(indices, lengths, steps, chunk):
+    for first in range(0, len(candidates), chunk):
+        run = plan.run(first, chunk)
         assert 1 <= len(run.candidates) <= chunk
-        for candidate, positions, counts in zip(run.candidates, run.positions, run.counts, strict=True):
-            rows = [p for p, count in zip(positions, counts, strict=True) for _ in range(int(count))]
+        for candidate, rows in zip(run.candidates.tolist(), rows_of(run), strict=True):
             assert candidate not in seen
             seen[candidate] = rows
-    padded = {n: ([1 + i for i in c] + [0] * steps)[:steps] for n, c in enumerate(candidates)}
-    assert seen == padded
+    assert seen == {n: padded(c, steps) for n, c in enumerate(candidates)}
+
+
+@given(CANDIDATES, CANDIDATES)
+def test_a_joined_run_holds_the_candidates_of_each_with_the_rows_of_its_table(first, second):
+    runs = [plan_of(candidates, 4).run(0, 20) for candidates in (first, second)]
+    joined = rows_of(join(runs, offsets=[0, 100]))
+    expected = rows_of(runs[0]) + [[100 + row for row in rows] for rows in rows_of(runs[1])]
+    assert joined == expected

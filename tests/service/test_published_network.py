@@ -8,9 +8,11 @@ from torch import nn
 from tlp_client.primitives import read_primitive
 from tlp_service.errors import BadVersion
 from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import check_equal, export_onnx
+from tlp_service.models import export
+from tlp_service.models.export import check_equal, export_onnx, read_weights
 from tlp_service.models.published import PublishedNetwork, SelfAttention
-from tlp_service.scoring.session import RawScorer
+from tlp_service.scoring.network import OnnxNetwork
+from tlp_service.scoring.plan import Plan
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def padded_scores(network, table, indices, lengths):
 def test_the_exported_file_takes_any_batch(exported, table, batch):
     network, path = exported
     indices, lengths = lengths_and_indices([n % 27 for n in range(batch)], 8)
-    actual = RawScorer(path, 25, "cpu").run(table, indices, lengths)
+    actual = OnnxNetwork(path, 25, "cpu").score_all(table, Plan.of(indices, lengths, 25))
     assert actual.shape == (batch,)
     expected = padded_scores(network, table, indices, lengths)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
@@ -118,11 +120,13 @@ def test_candidates_of_any_length_score_as_the_padded_network_scores_them(export
     network, path = exported
     indices, lengths = lengths_and_indices([1, 25, 54, 0, 24], 8)
     expected = padded_scores(network, table, indices, lengths)
-    scorer = RawScorer(path, 25, "cpu")
-    np.testing.assert_allclose(scorer.run(table, indices, lengths), expected, rtol=1e-5, atol=1e-5)
+    exported_network = OnnxNetwork(path, 25, "cpu")
+    together = exported_network.score_all(table, Plan.of(indices, lengths, 25))
+    np.testing.assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
     starts = np.cumsum(lengths) - lengths
     for start, length, score in zip(starts, lengths, expected, strict=True):
-        alone = scorer.run(table, indices[start : start + length], np.array([length]))
+        plan = Plan.of(indices[start : start + length], np.array([length]), 25)
+        alone = exported_network.score_all(table, plan)
         np.testing.assert_allclose(alone, [score], rtol=1e-5, atol=1e-5)
 
 
@@ -130,6 +134,23 @@ def test_the_exported_file_names_no_place_of_the_machine_that_made_it(exported):
     contents = exported[1].read_bytes()
     assert b"site-packages" not in contents
     assert str(Path(__file__).parents[2]).encode() not in contents
+
+
+def test_the_weights_are_read_back_by_their_names(exported):
+    network, path = exported
+    weights = read_weights(path)
+    assert set(weights) == set(network.state_dict())
+    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
+
+
+def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
+    network = PublishedNetwork(22)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    export._template.cache_clear()
+    export_onnx(network, table, np.zeros((1, 25), dtype=np.int32), tmp_path / "cpu.onnx")
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_file_that_scores_otherwise_is_not_published(exported, table):

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from models import linear_score, write_linear_version
 
 from tlp_client.wire.predict import read_predict
-from tlp_service.errors import BadSettings, BadVersion, DeadlinePassed, InvalidBody, ScoringFailed
+from tlp_service.errors import BadSettings, BadVersion, InvalidBody, ScoringFailed
 from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring import plan, session
+from tlp_service.scoring import network
+from tlp_service.scoring.network import OnnxNetwork, usable_cpus
 from tlp_service.scoring.score_map import fit_score_map, map_scores
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.scoring.session import RawScorer, usable_cpus
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import ScoreMap
 
@@ -48,24 +48,10 @@ def test_scores_by_hand(linear):
     assert (scored.platform_kind, scored.errors, scored.truncated) == ("cpu", {}, 0)
 
 
-def test_scores_do_not_depend_on_how_runs_are_blocked(shipped, measured_lines, monkeypatch):
+def test_scores_do_not_depend_on_the_chunk(shipped, measured_lines):
     candidates = [steps_of(line) for line in measured_lines]
-    whole = shipped.score(request(candidates)).scores
-    monkeypatch.setattr(plan, "BLOCK_ROWS", 20)
-    np.testing.assert_allclose(shipped.score(request(candidates)).scores, whole, rtol=1e-5)
-
-
-def test_what_proceed_raises_ends_the_scoring(linear):
-    calls = []
-
-    def proceed():
-        calls.append(1)
-        if len(calls) == 3:
-            raise DeadlinePassed("now")
-
-    with pytest.raises(DeadlinePassed):
-        linear.score(request([[0]] * 1000, [["CI", 1]]), proceed)
-    assert len(calls) == 3
+    whole = shipped.score(request(candidates), chunk=4096).scores
+    np.testing.assert_allclose(shipped.score(request(candidates), chunk=7).scores, whole, rtol=1e-5)
 
 
 def test_candidates_beyond_the_networks_length_are_cropped_and_counted(linear):
@@ -174,13 +160,13 @@ def test_cuda_that_is_listed_but_does_not_start_is_refused(tmp_path, monkeypatch
     # and silently takes the CPU. Only the listing is faked here; the session is real.
     folder = write_linear_version(tmp_path)
     listed = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(session.onnxruntime, "get_available_providers", lambda: listed)
+    monkeypatch.setattr(network.onnxruntime, "get_available_providers", lambda: listed)
     real = onnxruntime.InferenceSession
 
     def falls_back(path, options, providers):
         return real(path, options, providers=["CPUExecutionProvider"])
 
-    monkeypatch.setattr(session.onnxruntime, "InferenceSession", falls_back)
+    monkeypatch.setattr(network.onnxruntime, "InferenceSession", falls_back)
     with pytest.raises(BadSettings, match="runs the network on CPUExecutionProvider instead"):
         Scorer(folder, "cuda")
 
@@ -189,7 +175,7 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
     path = tmp_path / "cpu.onnx"
     path.write_bytes(b"not a network")
     with pytest.raises(BadVersion, match="onnxruntime cannot load it"):
-        RawScorer(path, 25, "cpu")
+        OnnxNetwork(path, 25, "cpu")
 
 
 def test_a_network_of_another_shape_is_refused(tmp_path, monkeypatch):
@@ -214,6 +200,6 @@ def test_the_threads_are_those_this_process_may_use(tmp_path, monkeypatch, affin
     path = tmp_path / "cpu.max"
     if quota:
         path.write_text(quota + "\n")
-    monkeypatch.setattr(session, "_CPU_QUOTA", path)
-    monkeypatch.setattr(session.os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    monkeypatch.setattr(network, "_CPU_QUOTA", path)
+    monkeypatch.setattr(network.os, "sched_getaffinity", lambda pid: set(range(affinity)))
     assert usable_cpus() == cpus

@@ -13,6 +13,12 @@ FORMAT = 1
 #: request header: seconds the client will wait, so that nothing is computed for nobody
 DEADLINE_HEADER = "tlp-deadline-s"
 
+#: request header: who asks; requests of different clients are served in turn
+CLIENT_HEADER = "tlp-client"
+
+#: request header: candidates that the client did not have to ask for since its last request, for the metrics
+CACHED_HEADER = "tlp-cached"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
 
 

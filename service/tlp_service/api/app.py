@@ -18,19 +18,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, status
-from tlp_service.api.service import ScoringQueue, Service
+from tlp_service.api.service import Engine, Service
 from tlp_service.errors import ApiError, InvalidBody
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
-from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, scorer: Scorer, redis_url: str, queue: ScoringQueue) -> FastAPI:
+def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     """Return the application for a loaded version and a measurement stream."""
-    metrics = Metrics()
+    metrics, scorer = Metrics(), engine.scorer
     metrics.model.labels(scorer.manifest.model, scorer.manifest.version).set(1)
     metrics.provider.labels(scorer.provider).set(1)
 
@@ -39,7 +38,7 @@ def create_app(settings: Settings, scorer: Scorer, redis_url: str, queue: Scorin
         stream = MeasurementStream(redis_url, settings.measurement_id_days)
         if weakness := await stream.weakness():
             log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
-        app.state.service = Service(settings, scorer, stream, metrics, queue)
+        app.state.service = Service(settings, engine, stream, metrics)
         try:
             yield
         finally:

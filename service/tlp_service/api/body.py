@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tlp_client.wire.fields import read_name
-from tlp_service.errors import BodyTooLarge, InvalidBody, MalformedBody
+from tlp_service.errors import BodyTooLarge, ClientGone, InvalidBody, MalformedBody
+
+T = TypeVar("T")
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -75,6 +78,26 @@ async def read_body(request: Request, limit: int) -> bytes:
     if inflate is not None and not inflate.is_whole:
         raise MalformedBody("body: the gzip stream is cut")
     return b"".join(parts)
+
+
+async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Return the answer to a request whose body was read, unless the client goes away meanwhile.
+
+    Raises
+    ------
+    ClientGone
+        If it does; `answer` is cancelled.
+    """
+    answering = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(request.receive())  # after the body nothing else comes
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return answering.result()
+        raise ClientGone("the client closed the connection")
+    finally:
+        answering.cancel()
+        leaving.cancel()
 
 
 class _Inflater:

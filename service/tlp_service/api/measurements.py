@@ -83,7 +83,7 @@ def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | No
     for measurement in request.measurements:
         target = measurement.record.task.target
         platform = request.platform or platform_kind(target)
-        message = contradiction(service.scorer.manifest, platform, target)
+        message = contradiction(service.engine.scorer.manifest, platform, target)
         if platform is None:
             message = f"neither 'platform' nor the target {target!r:.80} tells the platform"
         if platform is None or message is not None:

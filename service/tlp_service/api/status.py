@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -18,7 +19,7 @@ router = APIRouter()
 async def models(request: Request) -> dict[str, Any]:
     """List the loaded model versions, what each was trained on, and how well it ranks."""
     service: Service = request.app.state.service
-    manifest = service.scorer.manifest
+    manifest, calibration = service.engine.scorer.manifest, service.engine.calibration
     networks = [
         {
             "platform_kind": n.platform_kind,
@@ -35,7 +36,8 @@ async def models(request: Request) -> dict[str, Any]:
         "version": manifest.version,
         "created": manifest.created,
         "serving": True,
-        "provider": service.scorer.provider,
+        "provider": service.engine.scorer.provider,
+        "calibration": dataclasses.asdict(calibration),
         "networks": networks,
     }
     return {"models": [version]}
@@ -54,9 +56,9 @@ async def ready(request: Request) -> dict[str, str]:
     await service.stream.check()
     return {
         "status": "ready",
-        "model": service.scorer.manifest.model,
-        "version": service.scorer.manifest.version,
-        "provider": service.scorer.provider,
+        "model": service.engine.scorer.manifest.model,
+        "version": service.engine.scorer.manifest.version,
+        "provider": service.engine.scorer.provider,
     }
 
 
@@ -64,7 +66,8 @@ async def ready(request: Request) -> dict[str, str]:
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
     service: Service = request.app.state.service
-    service.metrics.waiting.set(service.queue.waiting)
+    service.metrics.waiting.set(service.engine.executor.waiting)
+    service.metrics.rate.set(service.engine.executor.rate)
     try:
         service.metrics.stream_length.set(await service.stream.check())
     except NotReady:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 HIDDEN = (64, 128, 256, 256)
 HEAD = (256, 128, 64)
-ENCODED_WIDTH = 4 * HIDDEN[-1]  # of a row in `DistinctForm`: encoder output, query, key, value
 ATTENTION_HEADS = 8
 RESIDUAL_BLOCKS = 2
 
@@ -38,25 +37,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, steps: Tensor) -> Tensor:
         """Map (candidates, steps, width) to the same shape."""
-        return self.attend(self.project_in(steps))
-
-    def attend(self, projected: Tensor, key_bias: Tensor | None = None) -> Tensor:
-        """Return the attention's output from projected steps.
-
-        Parameters
-        ----------
-        projected : Tensor, shape (candidates, steps, 3 * width)
-            Query, key and value of each step.
-        key_bias : Tensor, shape (candidates, steps), or None
-            Added to every logit of a key.
-        """
-        split = torch.unflatten(projected, -1, (3, self.heads, -1))  # (N, S, 3, heads, width / heads)
+        split = torch.unflatten(
+            self.project_in(steps), -1, (3, self.heads, -1)
+        )  # (N, S, 3, heads, width / heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         # Not scaled_dot_product_attention: raw extents up to 3e8 give logits so large that its backward pass, which
         # computes exp(logit - logsumexp) anew, overflows to NaN.
         logits = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        if key_bias is not None:
-            logits = logits + key_bias[:, None, None, :]
         attended = torch.softmax(logits, dim=-1) @ value
         out: Tensor = self.project_out(attended.transpose(1, 2).flatten(-2))
         return out
@@ -124,46 +111,73 @@ class DistinctForm(nn.Module):
     candidate, which are all alike, count as one row with a multiplicity: ``m`` equal keys take part in a softmax as one
     whose logit is larger by ``log m``, and ``m`` equal steps add ``m`` times the score of one.
 
+    One call does either half: encodes rows (and scores no candidates), or scores candidates from the encodings that an
+    earlier call returned (and encodes no rows).
+
     Parameters
     ----------
     network : PublishedNetwork
         The network whose weights it uses.
     """
 
+    #: What a row is encoded to. Queries, keys and values have a dimension for the heads before that of the rows, so that
+    #: gathering the rows of candidates gives the attention's operands with nothing left to transpose.
+    encodings = ("steps", "queries", "keys", "values")
+
     def __init__(self, network: PublishedNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(
-        self, rows: Tensor, known: Tensor, positions: Tensor, counts: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Encode new rows, and score candidates of known and new ones.
+        self,
+        rows: Tensor,
+        steps: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Tensor,
+        counts: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Encode rows, and score candidates.
 
         Parameters
         ----------
         rows : Tensor, shape (new rows, row_width)
-            Rows to encode; none where all are known.
-        known : Tensor, shape (known rows, 4 * 256)
-            What an earlier call returned for its rows.
+            Rows to encode.
+        steps : Tensor, shape (known rows, 256)
+            Encodings to score from.
+        queries, keys, values : Tensor, shape (8, known rows, 32)
+            Their projections by head; queries are scaled.
         positions : Tensor of int, shape (candidates, L)
-            Row at each place of each candidate: the known ones first, then the new ones.
+            Known row at each place of each candidate.
         counts : Tensor, shape (candidates, L)
             How often the row stands in the candidate: 1, the multiplicity of the padding, or 0 for a place that is to fill up.
 
         Returns
         -------
-        encoded : Tensor, shape (new rows, 4 * 256)
-            To be passed as `known`.
+        steps, queries, keys, values : Tensor
+            Of the new rows.
         raw : Tensor, shape (candidates,)
             Raw scores.
         """
-        width = HIDDEN[-1]
-        encoder_output = self.network.encoder(rows)
-        encoded = torch.cat([encoder_output, self.network.attention.project_in(encoder_output)], dim=1)
-        gathered = torch.cat([known, encoded], dim=0)[positions]
-        attended = self.network.attention.attend(gathered[..., width:], torch.log(counts))
-        scores = self.network.step_scores(attended + gathered[..., :width])
-        return encoded, torch.sum(scores * counts, dim=1)
+        network = self.network
+        encoded = network.encoder(rows)
+        split = torch.unflatten(network.attention.project_in(encoded), -1, (3, ATTENTION_HEADS, -1))
+        query, key, value = split.permute(1, 2, 0, 3).unbind(0)
+        query = query * query.shape[-1] ** -0.5
+
+        places = positions.flatten()
+        # All that follows the attention works on one row a place: two dimensions, which runtimes fuse with bias and ReLU.
+        query_at, key_at, value_at = (
+            torch.unflatten(table.index_select(1, places), 1, positions.shape)
+            for table in (queries, keys, values)
+        )
+        logits = query_at @ key_at.transpose(-1, -2) + torch.log(counts)[None, :, None, :]
+        attended = torch.softmax(logits, dim=-1) @ value_at
+        attended = attended.permute(1, 2, 0, 3).reshape(places.shape[0], HIDDEN[-1])
+        attended = network.attention.project_out(attended) + steps.index_select(0, places)
+        scores = torch.unflatten(network.step_scores(attended), 0, positions.shape)
+        return encoded, query, key, value, torch.sum(scores * counts, dim=1)
 
 
 def _relu_chain(*widths: int) -> nn.Sequential:

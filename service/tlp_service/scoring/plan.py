@@ -1,8 +1,8 @@
-"""Which rows stand where in the runs that score a request: pure arithmetic on indices."""
+"""Which rows stand where in the runs that score candidates: pure arithmetic on indices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ class Run:
     Parameters
     ----------
     candidates : ndarray of int, shape (n,)
-        Which candidates of the request.
+        Which candidates of the plan.
     positions : ndarray of int64, shape (n, L)
         Row at each place; 0 is the padding.
     counts : ndarray of float32, shape (n, L)
@@ -28,89 +28,76 @@ class Run:
     counts: npt.NDArray[np.float32]
 
 
-def plan_runs(
-    indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], steps: int, chunk: int
-) -> Iterator[Run]:
-    """Yield the runs that score the candidates of a request, of at most `chunk` candidates each.
-
-    Candidates are taken in order of their length, so that the places of a run are nearly all real. The last
-    place of a run is the padding, with the number of padding rows that each candidate has.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The order in which the candidates of a request are scored: by their length, so that the places of a run are nearly all real.
 
     Parameters
     ----------
     indices : ndarray of int, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
+    starts : ndarray of int, shape (candidates,)
+        Where each begins in `indices`.
     lengths : ndarray of int, shape (candidates,)
-        Primitives of each; those after the first `steps` are cropped.
+        Primitives of each that the network reads.
+    order : ndarray of int, shape (candidates,)
+        The candidates, shortest first.
     steps : int
         Rows that the network reads of a candidate, padding included.
-    chunk : int
-        Candidates a run.
     """
-    starts = np.cumsum(lengths) - lengths
-    real = np.minimum(lengths, steps)
-    order = np.argsort(real, kind="stable")
-    for first in range(0, len(order), chunk):
-        candidates = order[first : first + chunk]
-        of_run = real[candidates]
-        longest = int(of_run.max())
+
+    indices: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+    steps: int
+
+    @classmethod
+    def of(cls, indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], steps: int) -> Plan:
+        """Return the plan for candidates of these primitives; those after the first `steps` are cropped."""
+        real = np.minimum(lengths, steps)
+        return cls(indices, np.cumsum(lengths) - lengths, real, np.argsort(real, kind="stable"), steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.indices.nbytes + 3 * self.order.nbytes
+
+    def run(self, first: int, count: int) -> Run:
+        """Return the run that scores the next `count` candidates from place `first` of the order.
+
+        The last place of the run is the padding, with the number of padding rows that each candidate has.
+        """
+        candidates = self.order[first : first + count]
+        lengths = self.lengths[candidates]
+        longest = int(lengths.max())
         place = np.arange(longest)
-        is_real = place < of_run[:, None]
+        is_real = place < lengths[:, None]
         positions = np.zeros((len(candidates), longest + 1), dtype=np.int64)
-        positions[:, :longest][is_real] = 1 + indices[(starts[candidates, None] + place)[is_real]]
+        positions[:, :longest][is_real] = 1 + self.indices[(self.starts[candidates, None] + place)[is_real]]
         counts = np.empty((len(candidates), longest + 1), dtype=np.float32)
         counts[:, :longest] = is_real
-        counts[:, longest] = steps - of_run
-        yield Run(candidates, positions, counts)
+        counts[:, longest] = self.steps - lengths
+        return Run(candidates, positions, counts)
 
 
-#: Distinct rows that a block encodes, but for what its last run adds. The encoded rows of a block are handed to
-#: each of its runs, some 4 kB a row.
-BLOCK_ROWS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Runs that share the encoding of their rows.
+def join(runs: Sequence[Run], offsets: Sequence[int]) -> Run:
+    """Return one run for candidates of several plans; its `candidates` are their places in the order given.
 
     Parameters
     ----------
-    runs : list of Run
-        The runs, in order.
-    rows : ndarray of int, shape (n,)
-        Rows of the table that they use, ascending.
-    place_of : ndarray of int64, shape (rows of the table,)
-        Where a row of the table stands in `rows`.
+    runs : sequence of Run
+        At least one.
+    offsets : sequence of int
+        Where the table of each begins in the table of all.
     """
-
-    runs: list[Run]
-    rows: npt.NDArray[np.int64]
-    place_of: npt.NDArray[np.int64]
-
-
-def blocks(runs: Iterable[Run], table_rows: int) -> Iterator[Block]:
-    """Gather runs into blocks of about `BLOCK_ROWS` distinct rows, which bounds what is held in memory.
-
-    Parameters
-    ----------
-    runs : iterable of Run
-        All runs of a request.
-    table_rows : int
-        Rows of the request's table.
-    """
-    gathered: list[Run] = []
-    is_used = np.zeros(table_rows, dtype=bool)
-    for run in runs:
-        gathered.append(run)
-        is_used[run.positions] = True
-        if np.count_nonzero(is_used) > BLOCK_ROWS:
-            yield _block(gathered, is_used)
-            gathered = []
-            is_used = np.zeros(table_rows, dtype=bool)
-    if gathered:
-        yield _block(gathered, is_used)
-
-
-def _block(runs: list[Run], is_used: npt.NDArray[np.bool_]) -> Block:
-    place_of = np.cumsum(is_used, dtype=np.int64) - 1
-    return Block(runs, np.flatnonzero(is_used), place_of)
+    candidates = sum(len(run.candidates) for run in runs)
+    shape = (candidates, max(run.positions.shape[1] for run in runs))
+    positions, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    first = 0
+    for run, offset in zip(runs, offsets, strict=True):
+        last, places = first + len(run.candidates), run.positions.shape[1]
+        positions[first:last, :places] = run.positions + offset
+        counts[first:last, :places] = run.counts
+        first = last
+    return Run(np.arange(candidates), positions, counts)

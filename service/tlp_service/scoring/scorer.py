@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed
 from tlp_service.features.published import PUBLISHED
+from tlp_service.scoring.executor import Candidates
+from tlp_service.scoring.network import Device, OnnxNetwork
+from tlp_service.scoring.plan import Plan
 from tlp_service.scoring.score_map import map_scores
-from tlp_service.scoring.session import Device, RawScorer
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
 from tlp_service.versions.platforms import choose_network
 
@@ -41,6 +43,28 @@ class Scored:
     truncated: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose candidates are ready to be scored.
+
+    Parameters
+    ----------
+    request : PredictRequest
+        The request.
+    network : Network
+        Which network of the version scores it.
+    errors : dict
+        Position of a candidate -> why it gets no score.
+    candidates : Candidates
+        The work; those in `errors` are scored, too, as if they were empty or had unknown rows.
+    """
+
+    request: PredictRequest
+    network: Network
+    errors: dict[int, str]
+    candidates: Candidates
+
+
 class Scorer:
     """A loaded model version.
 
@@ -51,7 +75,7 @@ class Scorer:
     device : {"cpu", "cuda"}
         Where its networks run.
     threads : int
-        Threads of ONNX Runtime, 0 for the usable CPUs.
+        Threads that share the work of one batch.
 
     Raises
     ------
@@ -61,9 +85,9 @@ class Scorer:
         If the device cannot be had.
     """
 
-    def __init__(self, folder: Path, device: Device = "cpu", threads: int = 0) -> None:
+    def __init__(self, folder: Path, device: Device = "cpu", threads: int = 1) -> None:
         self.manifest: Manifest = read_manifest(folder)
-        self._raw: dict[PlatformKind, RawScorer] = {}
+        self._networks: dict[PlatformKind, OnnxNetwork] = {}
         for network in self.manifest.networks:
             features = PUBLISHED[network.platform_kind]
             if (network.steps, network.row_width) != (features.steps, features.width):
@@ -71,27 +95,17 @@ class Scorer:
                     f"{folder}: the {network.platform_kind} network reads {network.steps} x {network.row_width} "
                     f"rows, the features are {features.steps} x {features.width}"
                 )
-            raw = RawScorer(folder / network.file, network.steps, device, threads)
-            _warm_up(raw, network, folder)
-            self._raw[network.platform_kind] = raw
+            loaded = OnnxNetwork(folder / network.file, network.steps, device, threads)
+            _warm_up(loaded, network, folder)
+            self._networks[network.platform_kind] = loaded
 
     @property
     def provider(self) -> str:
         """Execution provider that runs the networks, as ONNX Runtime reports it."""
-        return next(iter(self._raw.values())).provider
+        return next(iter(self._networks.values())).provider
 
-    def score(self, request: PredictRequest, proceed: Callable[[], None] = lambda: None) -> Scored:
-        """Score the candidates of a request.
-
-        A candidate's score is that of the network alone, within rounding (1e-5): it depends neither on the others of the
-        request nor on their order.
-
-        Parameters
-        ----------
-        request : PredictRequest
-            What to score.
-        proceed : callable
-            Called between runs; what it raises ends the scoring.
+    def prepare(self, request: PredictRequest) -> Prepared:
+        """Choose the network of a request and make the rows of its primitives.
 
         Raises
         ------
@@ -100,8 +114,6 @@ class Scorer:
         InvalidBody
             If a candidate is invalid and the request does not ask for errors by candidate, or if
             neither platform nor target decides the network.
-        ScoringFailed
-            If a score is not finite and the request does not ask for errors by candidate.
         """
         network = choose_network(self.manifest, request.platform, request.target)
         features = PUBLISHED[network.platform_kind]
@@ -111,7 +123,27 @@ class Scorer:
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        raw = self._raw[network.platform_kind].run(table, request.indices, request.lengths, proceed)
+        plan = Plan.of(request.indices, request.lengths, features.steps)
+        candidates = Candidates(self._networks[network.platform_kind], table, plan)
+        return Prepared(request, network, errors, candidates)
+
+    def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
+        """Return the served scores of prepared candidates.
+
+        A candidate's score is that of the network alone, within rounding (1e-5): it depends neither on the others of the
+        request, nor on their order, nor on other requests.
+
+        Parameters
+        ----------
+        raw : ndarray of float32, shape (candidates,)
+            Their raw scores.
+
+        Raises
+        ------
+        ScoringFailed
+            If a score is not finite and the request does not ask for errors by candidate.
+        """
+        request, network, errors = prepared.request, prepared.network, dict(prepared.errors)
         scores = map_scores(raw, network.score_map)
         for position in np.flatnonzero(~np.isfinite(scores)).tolist():
             if position not in errors:
@@ -121,8 +153,14 @@ class Scorer:
                 if not request.report_invalid:
                     raise ScoringFailed(errors[position])
         scores[list(errors)] = np.nan
-        truncated = int(np.count_nonzero(request.lengths > features.steps))
+        truncated = int(np.count_nonzero(request.lengths > network.steps))
         return Scored(network.platform_kind, scores, errors, truncated)
+
+    def score(self, request: PredictRequest, chunk: int = 32) -> Scored:
+        """Prepare, score and finish a request in this thread."""
+        prepared = self.prepare(request)
+        work = prepared.candidates
+        return self.finish(prepared, work.network.score_all(work.table, work.plan, chunk))
 
 
 def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -> dict[int, str]:
@@ -139,9 +177,10 @@ def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -
     return found
 
 
-def _warm_up(raw: RawScorer, network: Network, folder: Path) -> None:
+def _warm_up(loaded: OnnxNetwork, network: Network, folder: Path) -> None:
     """Run the network once before anybody waits for it; a candidate without primitives is a legal one."""
     table = np.zeros((1, network.row_width), dtype=np.float32)
-    scores = raw.run(table, np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64))
+    nothing = Plan.of(np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64), network.steps)
+    scores = loaded.score_all(table, nothing)
     if scores.shape != (2,) or not np.isfinite(map_scores(scores, network.score_map)).all():
         raise BadVersion(f"{folder}: the {network.platform_kind} network gives scores that are not finite")

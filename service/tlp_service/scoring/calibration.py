@@ -1,0 +1,116 @@
+"""How this machine scores fastest, from a short measurement at start."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tlp_service.scoring.executor import Candidates, Executor
+from tlp_service.scoring.fair_queue import FairQueue
+from tlp_service.scoring.network import Device, OnnxNetwork
+from tlp_service.scoring.plan import Plan
+
+log = logging.getLogger(__name__)
+
+#: Candidates a batch that are tried. A CPU is fastest while the activations stay in its cache, a GPU with many at a time.
+_CHUNKS: dict[Device, tuple[int, ...]] = {"cpu": (16, 32, 64, 128), "cuda": (512, 2048, 8192)}
+
+#: The smallest chunk is taken that is at most so much slower than the best: others wait less for it.
+_WORTH = 0.95
+
+#: Batches that may be scored at a time; each costs Python some time that no other can use.
+_MOST_EXECUTORS = 16
+
+_PROBE_ROWS = 256
+_PROBE_CANDIDATES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How batches are scored.
+
+    Parameters
+    ----------
+    executors : int
+        Batches that are scored at a time.
+    threads : int
+        Threads that share the work of one batch.
+    chunk : int
+        Most candidates of a batch.
+    precision : {"fp32"}
+        Of the network's arithmetic.
+    candidates_per_s : float
+        What was measured with these; 0 where it was not.
+    """
+
+    executors: int
+    threads: int
+    chunk: int
+    precision: str
+    candidates_per_s: float
+
+
+def calibrate(path: Path, steps: int, device: Device, cpus: int, chunk: int = 0) -> Calibration:
+    """Measure some settings with candidates made up for it, and return the best.
+
+    Parameters
+    ----------
+    path, steps : Path, int
+        A network of the version, see `OnnxNetwork`.
+    cpus : int
+        Threads that there may be in all.
+    chunk : int
+        Candidates a batch; 0 to choose.
+    """
+    chunks = (chunk,) if chunk else _CHUNKS[device]
+    tried: dict[int, Calibration] = {}
+    for executors, threads in _divisions(device, cpus):
+        network = OnnxNetwork(path, steps, device, threads)
+        for size in chunks:
+            rate = _measure(network, executors, size)
+            log.debug(
+                "%d executors of %d threads, chunk %d: %.0f candidates/s", executors, threads, size, rate
+            )
+            if size not in tried or rate > tried[size].candidates_per_s:
+                tried[size] = Calibration(executors, threads, size, "fp32", rate)
+    best = max(of_size.candidates_per_s for of_size in tried.values())
+    return next(c for size, c in sorted(tried.items()) if c.candidates_per_s >= _WORTH * best)
+
+
+def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
+    """Yield (executors, threads of each) to try."""
+    if device == "cuda":
+        yield 1, 1  # one stream
+        return
+    threads = 1
+    while threads < cpus:
+        if cpus // threads <= _MOST_EXECUTORS:
+            yield cpus // threads, threads
+        threads *= 2
+    yield 1, cpus
+
+
+def _measure(network: OnnxNetwork, executors: int, chunk: int) -> float:
+    """Return candidates a second; the better of two, for whatever disturbs makes it slower."""
+    candidates = max(_PROBE_CANDIDATES, 4 * chunk * executors)
+    random = np.random.default_rng(0)
+    lengths = random.integers(network.steps // 3, network.steps, candidates)
+    plan = Plan.of(random.integers(0, _PROBE_ROWS, int(lengths.sum())), lengths, network.steps)
+    table = np.ones((1 + _PROBE_ROWS, network.row_width), dtype=np.float32)
+    executor = Executor(FairQueue(candidates, 1 << 40, rate=1.0), executors, chunk)
+    try:
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            work = Candidates(network, table, plan)
+            executor.submit(work, "calibration")
+            work.future.result()
+            times.append(time.perf_counter() - started)
+    finally:
+        executor.close()
+    return candidates / min(times[1:])
