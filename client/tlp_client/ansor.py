@@ -32,6 +32,7 @@ from tlp_client.errors import BadAnswer, InvalidInput
 from tlp_client.fallback import LocalFallback
 from tlp_client.outbox import Outbox
 from tlp_client.records import RecordParser, split_primitives
+from tlp_client.score_cache import ScoreCache
 from tlp_client.states import serialize_states
 from tlp_client.tasks import Task
 from tlp_client.wire.fields import read_name
@@ -48,6 +49,8 @@ class Counts:
     ----------
     predicts, candidates : int
         Predict calls that the service answered, and the candidates in them.
+    cached : int
+        Of these candidates, those whose scores were known already, or that stood twice in a call.
     fallbacks, fallback_candidates : int
         Predict calls that the service did not answer, and the candidates in them.
     invalid : int
@@ -56,6 +59,7 @@ class Counts:
 
     predicts: int = 0
     candidates: int = 0
+    cached: int = 0
     fallbacks: int = 0
     fallback_candidates: int = 0
     invalid: int = 0
@@ -98,12 +102,16 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         outbox: Outbox | None = None,
     ) -> None:
         super().__init__()
-        self._connection = connection or Connection(url, platform=platform, deadline_s=deadline_s)
         worker = read_name(worker, "worker") or _worker_name()
+        self._connection = connection or Connection(
+            url, platform=platform, deadline_s=deadline_s, client=worker
+        )
         self.outbox = outbox or Outbox(self._connection, worker)
         self.counts = Counts()
         self._fallback = LocalFallback()
         self._parser = RecordParser()
+        self._scores = ScoreCache()
+        self._unreported = 0  # cached candidates that the service has not heard of
         self._lock = threading.Lock()
         self._rounds: dict[str, Round] = {}  # by workload key
         self._next_version: str | None = None  # that rounds begin with, after `load`
@@ -225,23 +233,46 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         self, task: auto_scheduler.SearchTask, states: Sequence[Any], round_: Round
     ) -> list[float]:
         lines = serialize_states(task, states)
-        known: dict[str, int] = {}
-        candidates = [
-            [known.setdefault(piece, len(known)) for piece in split_primitives(line)] for line in lines
-        ]
+        distinct = dict.fromkeys(lines)
+        # Only an answer tells which version serves this round, so its first call asks for all.
+        version = round_.version if round_.is_answered else None
+        scores = self._scores.find(version, distinct) if version is not None else {}
+        asked = [line for line in distinct if line not in scores]
+        cached = len(lines) - len(asked)
+        invalid = self._ask(task, asked, round_, cached, scores) if asked else 0
+        with self._lock:
+            self.counts.predicts += 1
+            self.counts.candidates += len(lines)
+            self.counts.cached += cached
+            self.counts.invalid += invalid
+            self._unreported = 0 if asked else self._unreported + cached
+        return [scores[line] for line in lines]
+
+    def _ask(
+        self,
+        task: auto_scheduler.SearchTask,
+        lines: Sequence[str],
+        round_: Round,
+        cached: int,
+        scores: dict[str, float],
+    ) -> int:
+        """Add the scores of candidates to those that are known, and return how many are invalid."""
+        primitives, candidates = split_primitives(lines)
         described = Task(task.workload_key, str(task.target))
-        answer = self._connection.predict(described, list(known), candidates, round_)
+        answer = self._connection.predict(
+            described, primitives, candidates, round_, cached + self._unreported
+        )
         invalid = answer.scores.count(None)
-        if invalid == len(states):
+        if invalid == len(lines) and not scores:
             raise BadAnswer(
                 f"no candidate could be scored: {next(iter(answer.errors.values()), 'no reason given')}"
             )
+        valued = [0.0 if score is None else score for score in answer.scores]
+        self._scores.add(answer.version, lines, valued)
+        scores.update(zip(lines, valued, strict=True))
         with self._lock:
             self._latest = (answer.model, answer.version)
-            self.counts.predicts += 1
-            self.counts.candidates += len(states)
-            self.counts.invalid += invalid
-        return [0.0 if score is None else score for score in answer.scores]
+        return invalid
 
     def _warn(self, error: Exception) -> None:
         with self._lock:

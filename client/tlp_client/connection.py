@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
 from tlp_client.tasks import Task
 from tlp_client.transport import HttpAnswer, HttpTransport, Transport
-from tlp_client.wire.fields import DEADLINE_HEADER, read_name
+from tlp_client.wire.fields import CACHED_HEADER, CLIENT_HEADER, DEADLINE_HEADER, read_name
 from tlp_client.wire.measurements import MeasurementAnswer, decode_measurement_answer, encode_measurements
 from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode_predict
 
@@ -65,13 +65,15 @@ class Connection:
         For tests; HTTP by default.
     breaker : CircuitBreaker or None
         For tests; three failures in a row by default.
+    client : str or None
+        Who asks: the service serves clients in turn. By default it tells them apart by their address.
     clock, sleep : callable
         For tests.
 
     Raises
     ------
     InvalidRequest
-        If the platform is no name that the wire format takes.
+        If platform or client is no name that the wire format takes.
     ValueError
         If the URL or the deadline can't be one.
     """
@@ -84,11 +86,13 @@ class Connection:
         deadline_s: float = 10.0,
         transport: Transport | None = None,
         breaker: CircuitBreaker | None = None,
+        client: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url
         self.platform = read_name(platform, "platform")
+        self._client = read_name(client, "client")
         if not (isinstance(deadline_s, (int, float)) and 0 < deadline_s <= _LONGEST_DEADLINE_S):
             raise ValueError(
                 f"deadline_s: seconds above 0, at most {_LONGEST_DEADLINE_S}, not {deadline_s!r}"
@@ -101,7 +105,12 @@ class Connection:
         self._has_warned = False  # of a platform that is not known
 
     def predict(
-        self, task: Task, primitives: Sequence[str], candidates: Sequence[Sequence[int]], round_: Round
+        self,
+        task: Task,
+        primitives: Sequence[str],
+        candidates: Sequence[Sequence[int]],
+        round_: Round,
+        cached: int = 0,
     ) -> PredictAnswer:
         """Return a score for each candidate.
 
@@ -115,6 +124,8 @@ class Connection:
             Indices into `primitives`.
         round_ : Round
             The round that this call belongs to; its first answer decides the version.
+        cached : int
+            Candidates that did not have to be asked for since the last call, for the service's metrics.
 
         Raises
         ------
@@ -125,7 +136,7 @@ class Connection:
             raise Unreachable(f"{self.url}: not asked, it has failed repeatedly")
         deadline = self._clock() + self._deadline_s
         try:
-            answer = self._predict(task, primitives, candidates, round_, deadline)
+            answer = self._predict(task, primitives, candidates, round_, cached, deadline)
         except Refused as error:
             # An answer that blames the request is no failure of the service.
             (self._breaker.failed if error.is_transient else self._breaker.succeeded)()
@@ -144,6 +155,7 @@ class Connection:
         primitives: Sequence[str],
         candidates: Sequence[Sequence[int]],
         round_: Round,
+        cached: int,
         deadline: float,
     ) -> PredictAnswer:
         while True:
@@ -155,7 +167,7 @@ class Connection:
                 version=round_.version,
             )
             try:
-                answer = self._post("/v1/predict", body, deadline)
+                answer = self._post("/v1/predict", body, deadline, {CACHED_HEADER: str(cached)})
             except Refused as error:
                 self._adapt(round_, error)
                 continue
@@ -194,10 +206,15 @@ class Connection:
         answer = self._post("/v1/measurements", body, self._clock() + timeout_s)
         return decode_measurement_answer(answer.body)
 
-    def _post(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+    def _post(
+        self, path: str, body: bytes, deadline: float, headers: Mapping[str, str] | None = None
+    ) -> HttpAnswer:
         """Send a request, and once more where that may help and time is left."""
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        if self._client is not None:
+            headers[CLIENT_HEADER] = self._client
         try:
-            return self._exchange(path, body, deadline)
+            return self._exchange(path, body, deadline, headers)
         except (Unreachable, Refused) as error:
             pause = _RETRY_PAUSE_S
             if isinstance(error, Refused):
@@ -207,14 +224,13 @@ class Connection:
             if self._clock() + pause >= deadline:
                 raise
             self._sleep(pause)
-        return self._exchange(path, body, deadline)
+        return self._exchange(path, body, deadline, headers)
 
-    def _exchange(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+    def _exchange(self, path: str, body: bytes, deadline: float, headers: Mapping[str, str]) -> HttpAnswer:
         left = deadline - self._clock()
         if left <= 0:
             raise DeadlineExceeded(f"{self.url}: no time left")
-        headers = {"Content-Type": "application/json", DEADLINE_HEADER: f"{left:.3f}"}
-        answer = self._transport.post(path, body, headers, left)
+        answer = self._transport.post(path, body, {**headers, DEADLINE_HEADER: f"{left:.3f}"}, left)
         if answer.status != 200:
             raise _refusal(answer)
         return answer

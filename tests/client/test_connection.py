@@ -62,6 +62,15 @@ def predict(connection, round_=None):
     return connection.predict(TASK, ['["CI", 1]'], [[0]], round_ or Round())
 
 
+def test_the_service_hears_who_asks_and_what_was_not_asked_for():
+    connection, script, _ = connect(scores(), scores(), client="host-7")
+    predict(connection)
+    connection.predict(TASK, [], [[]], Round(), cached=12)
+    headers = [headers for _, _, headers, _ in script.requests]
+    assert [h["tlp-client"] for h in headers] == ["host-7", "host-7"]
+    assert [h["tlp-cached"] for h in headers] == ["0", "12"]
+
+
 def asked_versions(script):
     return [body["version"] for _, body, _, _ in script.requests]
 

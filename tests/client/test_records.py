@@ -151,12 +151,16 @@ def test_a_record_without_primitives_is_one():
     assert parse(LINE[: LINE.index('["CI"')] + ']]], "r": [[1.0], 0, 1, 1], "v": "v0.6"}').primitives == ()
 
 
-def test_split_primitives_is_the_text_of_each():
-    assert split_primitives(LINE)[0] == '["CI", 4]'
-    assert [json.loads(p) for p in split_primitives(LINE)] == json.loads(LINE)["i"][1][1]
-    assert split_primitives('{"i": [["w", "llvm"], [[], []]], "r": [[0], 0, 0, 0], "v": "v0.6"}') == []
+def test_split_primitives_is_the_text_of_each_distinct_one(measured_lines):
+    lines = [LINE, '{"i": [["w", "llvm"], [[], []]], "r": [[0], 0, 0, 0], "v": "v0.6"}', *measured_lines]
+    primitives, candidates = split_primitives(lines)
+    assert primitives[0] == '["CI", 4]'
+    assert len(set(primitives)) == len(primitives)
+    for line, candidate in zip(lines, candidates, strict=True):
+        assert [json.loads(primitives[index]) for index in candidate] == json.loads(line)["i"][1][1]
+    assert candidates[1] == []
     with pytest.raises(InvalidRecord):
-        split_primitives("{}")
+        split_primitives([LINE, "{}"])
 
 
 @given(st.integers(0, len(LINE)), st.integers(0, len(LINE)), st.text(max_size=4))

@@ -36,10 +36,47 @@ def test_one_score_a_state_in_order_as_the_service_gives_them(remote, server, ta
     assert (remote.counts.predicts, remote.counts.candidates, remote.counts.fallbacks) == (1, 512, 0)
 
 
-def test_a_state_has_the_same_score_alone_and_in_company(remote, task, states):
+def test_a_state_has_the_same_score_alone_and_in_company(remote, server, task, states):
     together = remote.predict(task, states[:40])
-    alone = [remote.predict(task, [state])[0] for state in states[:40]]
+    # each by a model that knows no scores yet
+    alone = [TLPRemoteModel(server.url).predict(task, [state])[0] for state in states[:40]]
     np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+def test_a_state_that_was_scored_in_this_round_is_not_asked_for_again(server, task, states):
+    transport = Recording(server.url)
+    model = model_over(transport)
+    first = model.predict(task, states[:40])
+    mixed = model.predict(task, [*states[30:50], states[30], states[49]])
+    assert mixed[:10] == first[30:]
+    assert mixed[20:] == [mixed[0], mixed[19]]
+    assert transport.candidates == [40, 10]  # what stands twice is asked for once
+    assert model.predict(task, states[:50]) == first + mixed[10:20]
+    assert transport.candidates == [40, 10]
+    assert (model.counts.predicts, model.counts.candidates, model.counts.cached) == (3, 112, 62)
+    alone = TLPRemoteModel(server.url).predict(task, states[:50])
+    np.testing.assert_allclose(first + mixed[10:20], alone, rtol=1e-5)
+
+
+def test_a_new_round_asks_anew_though_the_scores_are_known(server, task, states):
+    """Only the service knows whether another version serves by now."""
+    transport = Recording(server.url)
+    model = model_over(transport)
+    model.predict(task, states[:4])
+    model.finish_round(*pairs(task, states[:2]))
+    model.predict(task, states[:4])
+    model.predict(task, states[:5])
+    assert transport.candidates == [4, 4, 1]
+
+
+def test_what_was_not_asked_for_is_told_to_the_service_once(server, task, states):
+    model = TLPRemoteModel(server.url)
+    before = server.metric("tlp_candidates_cached_total")
+    model.predict(task, states[:20])
+    model.predict(task, states[:20])
+    model.predict(task, states[:15])
+    model.predict(task, states[10:25])
+    assert server.metric("tlp_candidates_cached_total") == before + 20 + 15 + 10
 
 
 def test_no_states_no_request(task):
@@ -141,15 +178,17 @@ def test_stage_scores_are_packed_without_a_breakdown(remote, task, states):
 
 
 class Recording:
-    """Sends to the real server and keeps the version that each predict asked for."""
+    """Sends to the real server; keeps the version that each predict asked for, and how many candidates."""
 
     def __init__(self, url):
         self._transport = HttpTransport(url)
-        self.versions = []
+        self.versions, self.candidates = [], []
 
     def post(self, path, body, headers, timeout_s):
         if path == "/v1/predict":
-            self.versions.append(json.loads(body)["version"])
+            request = json.loads(body)
+            self.versions.append(request["version"])
+            self.candidates.append(len(request["candidates"]))
         return self._transport.post(path, body, headers, timeout_s)
 
 
@@ -158,10 +197,10 @@ def test_the_version_stays_pinned_until_update_by_task(server, task, states, sma
     model = model_over(transport)
     assert model.version is None
     model.predict(task, states[:4])
-    model.predict(task, states[:4])
+    model.predict(task, states[4:8])
     model.predict(small_task, sample(small_task, 4))
     model.update(*pairs(small_task, sample(small_task, 2)))
-    model.predict(task, states[:4])  # its round goes on
+    model.predict(task, states[8:12])  # its round goes on
     model.update(*pairs(task, states[:2]))
     model.predict(task, states[:4])
     version = model.version

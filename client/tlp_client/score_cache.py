@@ -1,0 +1,56 @@
+"""Scores that this worker has already, so that it need not ask again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+#: Bytes of an entry beside its line: key, score, its place in the table.
+_ENTRY_BYTES = 200
+
+
+class ScoreCache:
+    """Scores by version and candidate, the oldest dropped first. Thread-safe.
+
+    A search keeps its best candidates from one generation to the next, and has them scored again with each.
+
+    Parameters
+    ----------
+    max_bytes : int
+        About what all entries may take.
+    """
+
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._scores: dict[tuple[str, str], float] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def find(self, version: str, lines: Iterable[str]) -> dict[str, float]:
+        """Return the scores that are known of some candidates.
+
+        Parameters
+        ----------
+        version : str
+            Model version; scores of another are never returned.
+        lines : iterable of str
+            Record lines of the candidates, which name their task.
+        """
+        scores = self._scores
+        with self._lock:
+            return {line: score for line in lines if (score := scores.get((version, line))) is not None}
+
+    def add(self, version: str, lines: Sequence[str], scores: Sequence[float]) -> None:
+        """Remember scores."""
+        with self._lock:
+            for line, score in zip(lines, scores, strict=True):
+                if (version, line) not in self._scores:
+                    self._bytes += len(line) + _ENTRY_BYTES
+                self._scores[version, line] = score
+            while self._bytes > self._max_bytes:
+                oldest = next(iter(self._scores))
+                del self._scores[oldest]
+                self._bytes -= len(oldest[1]) + _ENTRY_BYTES
