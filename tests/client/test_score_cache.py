@@ -31,5 +31,5 @@ def test_it_never_holds_more_than_it_may_and_never_another_score(entries):
         latest[version, line] = score
         assert cache._bytes <= limit
         assert cache._bytes == sum(len(line) + _ENTRY_BYTES for _, line in cache._scores)
-    for version, line in latest:
-        assert cache.find(version, [line]) in ({}, {line: latest[version, line]})
+    for (version, line), score in latest.items():
+        assert cache.find(version, [line]) in ({}, {line: score})

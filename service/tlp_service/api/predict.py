@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +33,8 @@ from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
 from tlp_service.errors import ApiError, BodyTooLarge, DeadlinePassed, InvalidBody, UnknownName
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.scorer import Prepared, Scored
+
+T = TypeVar("T")
 
 router = APIRouter()
 
@@ -70,10 +73,34 @@ class _Score:
     client: str
     deadline: float | None
 
+    def left(self) -> float | None:
+        """Return the seconds until the deadline.
+
+        Raises
+        ------
+        DeadlinePassed
+            If there are none: whatever would be done now is for nobody.
+        """
+        if self.deadline is None:
+            return None
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed("the deadline passed before the candidates could be scored")
+        return left
+
+    async def read(self, work: Callable[[], T], body: bytes) -> T:
+        """Return what `work` makes of the body, which large bodies have to wait for."""
+
+        def in_time() -> T:
+            self.left()
+            return work()
+
+        return await self.service.compute(in_time, len(body))
+
     async def __call__(self, prepared: Prepared) -> Scored:
         """Wait for the raw scores and return the served ones."""
         engine, candidates = self.service.engine, prepared.candidates
-        left = None if self.deadline is None else self.deadline - time.monotonic()
+        left = self.left()
         job = engine.executor.submit(candidates, self.client, left)
         try:
             raw = asyncio.wrap_future(candidates.future)
@@ -89,7 +116,7 @@ class _Score:
 
 async def _answer_request(score: _Score, body: bytes) -> bytes:
     service = score.service
-    scored = await score(await service.compute(lambda: _read_request(service, body), len(body)))
+    scored = await score(await score.read(lambda: _read_request(service, body), body))
     errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
     return await service.compute(lambda: _encode(service, scored.scores, errors), scored.scores.nbytes)
 
@@ -108,7 +135,7 @@ async def _answer_log(score: _Score, body: bytes, query: dict[str, str | None]) 
     service = score.service
     platform, version = query["platform"], query["version"]
     _check_version(service, version)
-    lines, tasks = await service.compute(lambda: _read_log(service, body, platform, version), len(body))
+    lines, tasks = await score.read(lambda: _read_log(service, body, platform, version), body)
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
     for prepared, positions in tasks:

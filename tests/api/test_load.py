@@ -1,0 +1,194 @@
+"""Many callers at once, over real sockets."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+from serving import start
+
+from tlp_service.measurements.embedded import embedded_redis
+
+
+def steps_of(lines):
+    return [json.loads(line)["i"][1][1] for line in lines]
+
+
+def request_of(candidates):
+    return {"format": 1, "task": {"workload_key": "[]", "target": "llvm"}, "candidates": candidates}
+
+
+def indexed(candidates, times):
+    """Return the request for candidates so many times, as clients send it."""
+    known = {}
+    indices = [[known.setdefault(json.dumps(step), len(known)) for step in c] for c in candidates]
+    return {**request_of(indices * times), "primitives": [json.loads(step) for step in known]}
+
+
+def in_threads(works):
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_300_requests_at_a_time_wait_for_the_16_connections_to_redis(server, measured_lines):
+    answers = []
+
+    def send(number):
+        document = json.loads(measured_lines[number % 20])
+        document["r"][3] = 1_700_000_000 + number  # each another measurement
+        answers.append(
+            server.request(
+                "POST",
+                "/v1/measurements?worker=many",
+                json.dumps(document).encode(),
+                {"Content-Type": "application/x-ndjson"},
+            )
+        )
+
+    before = server.metric('tlp_measurements_total{outcome="accepted"}') or 0
+    in_threads([lambda n=n: send(n) for n in range(300)])
+    statuses = Counter(status for status, _, _ in answers)
+    assert set(statuses) <= {200, 503}
+    assert all("Retry-After" in headers for status, headers, _ in answers if status == 503)
+    after = server.metric('tlp_measurements_total{outcome="accepted"}')
+    assert after - before == statuses[200] > 0
+
+
+def test_a_small_request_is_answered_between_the_slices_of_large_ones(tmp_path, measured_lines):
+    """Told by order, not by time: it comes last and leaves before any of the large ones."""
+    steps = steps_of(measured_lines[:64])
+    order = []
+    with start(tmp_path / "stream") as server:
+        large, small = indexed(steps, 32), indexed(steps[:16], 1)
+        server.post("/v1/predict", small)
+
+        def ask(name, request):
+            answer = server.post("/v1/predict", request, **{"tlp-client": name})
+            order.append((name, answer[0]))
+
+        threads = [threading.Thread(target=ask, args=(f"large-{n}", large)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        while server.metric("tlp_candidates_waiting") < 7 * 2048:
+            assert not order
+        ask("small", small)
+        for thread in threads:
+            thread.join()
+    assert order[0] == ("small", 200)
+    assert [status for _, status in order] == [200] * 9
+
+
+def test_what_cannot_be_scored_by_its_deadline_is_refused_at_once(tmp_path, measured_lines):
+    steps = steps_of(measured_lines[:64])
+    with start(tmp_path / "stream") as server:
+        body = json.dumps(indexed(steps, 128)).encode()  # 8,192: half a second
+        outcomes = []
+
+        def ask(number):
+            headers = {"Content-Type": "application/json", "tlp-deadline-s": "2", "tlp-client": f"w{number}"}
+            started = time.monotonic()
+            status, headers, _ = server.request("POST", "/v1/predict", body, headers)
+            outcomes.append((status, headers.get("Retry-After"), time.monotonic() - started))
+
+        in_threads([lambda n=n: ask(n) for n in range(16)])
+        statuses = Counter(status for status, _, _ in outcomes)
+        assert statuses[200] >= 1
+        assert statuses[429] >= 1
+        assert set(statuses) <= {200, 429, 504}
+        assert all(int(retry) >= 1 for status, retry, _ in outcomes if status == 429)
+        assert server.metric("tlp_candidates_waiting") == 0
+
+
+def test_a_caller_who_leaves_takes_what_waits_along(tmp_path, measured_lines):
+    steps = steps_of(measured_lines[:64])
+    body = json.dumps(indexed(steps, 512)).encode()  # 32,768: seconds
+    with start(tmp_path / "stream") as server:
+        head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as caller:
+            caller.sendall(head.encode() + body)
+            while server.metric("tlp_candidates_waiting") < 16_000:
+                pass
+        while not server.metric('tlp_requests_total{route="/v1/predict",status="499"}'):
+            assert server.metric("tlp_candidates_waiting") is not None
+        assert server.metric("tlp_candidates_waiting") == 0
+        assert server.post("/v1/predict", request_of(steps))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"), ("tlp-cached", "1" * 10), ("tlp-cached", "²")]
+)  # fmt: skip
+def test_headers_that_make_no_sense_are_422(server, good, header, value):
+    headers = {"Content-Type": "application/json", header: value.encode()}
+    status, _, body = server.request("POST", "/v1/predict", json.dumps(good[0]).encode(), headers)
+    assert status == 422
+    assert f"header {header}: " in json.loads(body)["error"]
+
+
+def test_the_way_it_scores_is_told(server):
+    (model,) = json.loads(server.get("/v1/models")[1])["models"]
+    calibration = model["calibration"]
+    assert calibration["precision"] == "fp32"
+    assert calibration["executors"] * calibration["threads"] <= len(os.sched_getaffinity(0))
+    assert calibration["chunk"] in (16, 32, 64, 128)
+    assert calibration["candidates_per_s"] > 0
+    assert server.metric("tlp_candidates_per_second") > 0
+
+
+def test_the_provider_is_told(server):
+    assert server.metric('tlp_execution_provider{provider="CPUExecutionProvider"}') == 1
+    assert json.loads(server.get("/health/ready")[1])["provider"] == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_the_threads_are_those_of_the_cpus_and_not_of_the_host(tmp_path, linear_version, cpus):
+    """Two servers of two CPUs each compute with four threads, whatever machine they are on."""
+    before = os.sched_getaffinity(0)
+    if len(before) < cpus:
+        pytest.skip("too few CPUs")
+    with ExitStack() as stack:
+        os.sched_setaffinity(0, sorted(before)[:cpus])
+        try:
+            servers = [stack.enter_context(start(tmp_path / n, model=linear_version)) for n in ("one", "two")]
+        finally:
+            os.sched_setaffinity(0, before)
+        for server in servers:
+            calibration = json.loads(server.get("/v1/models")[1])["models"][0]["calibration"]
+            assert calibration["executors"] * calibration["threads"] == cpus
+
+
+def test_four_servers_on_one_stream_answer_200_requests_each(tmp_path, linear_version, good):
+    """Each process makes its own sessions and threads; none is inherited."""
+    outcomes = Counter()
+
+    def ask(server):
+        for _ in range(50):
+            status, answer = server.post("/v1/predict", good[0])
+            outcomes[status, answer["scores"] == pytest.approx(good[1])] += 1
+
+    with ExitStack() as stack:
+        url = stack.enter_context(embedded_redis(tmp_path / "shared"))
+        servers = [
+            stack.enter_context(start(tmp_path / f"server-{n}", model=linear_version, redis_url=url))
+            for n in range(4)
+        ]
+        in_threads([lambda s=s: ask(s) for s in servers for _ in range(4)])
+    assert outcomes == {(200, True): 800}
+
+
+def test_the_longest_records_are_cropped_counted_and_score_alike_alone_and_in_company(server, measured_lines):
+    """70 steps, 35 numbers in a step: beyond what the published rows hold."""
+    longest = [["RE", 2, list(range(35))]] + [["SP", n % 20, 0, 64, [4, 4, 4], 1] for n in range(69)]
+    candidates = [longest, *steps_of(measured_lines[:5]), longest[:25]]
+    before = server.metric("tlp_candidates_truncated_total")
+    together = server.post("/v1/predict", request_of(candidates))[1]["scores"]
+    assert server.metric("tlp_candidates_truncated_total") == before + 1
+    alone = [server.post("/v1/predict", request_of([c]))[1]["scores"][0] for c in candidates]
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert together[0] == together[-1]  # what counts are the first 25 steps

@@ -1,0 +1,217 @@
+"""The policy by itself: no threads, and time is a number."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlp_service.errors import DeadlinePassed, QueueFull
+from tlp_service.scoring.fair_queue import FairQueue, Job
+
+
+def job(client, candidates, lane="v1", deadline=None, nbytes=1):
+    return Job(client, lane, candidates, nbytes, deadline, None)
+
+
+def queue_of(*jobs, rate=1000.0, mixes=False, now=0.0):
+    queue = FairQueue(10**6, 10**6, rate, mixes)
+    for one in jobs:
+        queue.offer(one, now)
+    return queue
+
+
+def served(queue, most, now=0.0):
+    """Take until nothing waits; return (client, first, count) of each slice, by batch."""
+    batches = []
+    while batch := queue.take(most, now)[0]:
+        batches.append([(part.job.client, part.first, part.count) for part in batch])
+        for part in batch:
+            queue.returned(part, 0)
+    return batches
+
+
+def test_clients_are_served_in_turn_by_slices():
+    queue = queue_of(job("a", 5), job("a", 1), job("b", 3))
+    assert served(queue, 2) == [
+        [("a", 0, 2)], [("b", 0, 2)], [("a", 2, 2)], [("b", 2, 1)], [("a", 4, 1)], [("a", 0, 1)]
+    ]  # fmt: skip
+    assert (queue.waiting, queue.held_bytes, queue.clients) == (0, 0, 0)
+
+
+def test_a_small_request_does_not_wait_behind_eight_large_ones():
+    large = [job(f"worker-{n}", 2048) for n in range(8)]
+    queue = queue_of(*large)
+    for _ in range(11):  # in the middle of a turn
+        queue.take(32, 0.0)
+    queue.offer(job("small", 16), 0.0)
+    ((part,), _) = queue.take(32, 0.0)
+    assert (part.job.client, part.count) == ("small", 16)
+
+
+def test_many_small_requests_of_one_client_get_no_more_than_its_share():
+    queue = queue_of(job("large", 2048))
+    counts = {"large": 0, "greedy": 0}
+    for _ in range(40):
+        queue.offer(job("greedy", 16), 0.0)
+        queue.offer(job("greedy", 16), 0.0)
+        ((part,), _) = queue.take(32, 0.0)
+        counts[part.job.client] += part.count
+        queue.returned(part, 0)
+    assert counts["large"] >= 0.45 * sum(counts.values())
+
+
+def test_who_was_away_is_not_paid_for_it():
+    queue = queue_of(job("a", 1000), job("b", 10))
+    served_to_a = 0
+    while served_to_a < 500:
+        ((part,), _) = queue.take(10, 0.0)
+        served_to_a += part.count if part.job.client == "a" else 0
+    queue.offer(job("b", 500), 0.0)
+    turns = [queue.take(10, 0.0)[0][0].job.client for _ in range(20)]
+    assert turns.count("a") == 10
+
+
+def test_a_batch_takes_from_several_clients_but_never_from_two_lanes():
+    jobs = [job("a", 3), job("b", 2, lane="v2"), job("c", 9), job("a", 2, lane="v2")]
+    queue = queue_of(*jobs, mixes=True)
+    assert served(queue, 8) == [[("a", 0, 3), ("c", 0, 5)], [("b", 0, 2), ("a", 0, 2)], [("c", 5, 4)]]
+
+
+def test_a_deadline_is_looked_at_when_work_is_taken():
+    early, late = job("a", 4, deadline=1.0), job("a", 4, deadline=9.0)
+    queue = queue_of(early, late)
+    ((part,), found) = queue.take(2, 0.5)
+    assert (part.job, found) == (early, [])
+    ((part,), found) = queue.take(2, 1.0)
+    assert (part.job, found) == (late, [early])
+    assert early.is_over
+    assert queue.waiting == 2
+
+
+def test_a_job_that_is_withdrawn_is_not_taken_and_its_slices_do_not_end_it():
+    one, other = job("a", 4), job("a", 4)
+    queue = queue_of(one, other)
+    ((part,), _) = queue.take(2, 0.0)
+    queue.withdraw(one)
+    queue.withdraw(one)
+    assert not queue.returned(part, 0)
+    assert served(queue, 4) == [[("a", 0, 4)]]
+    assert (queue.waiting, queue.held_bytes) == (0, 0)
+
+
+def test_only_what_nobody_began_is_untouched():
+    begun, waiting = job("a", 4), job("b", 4)
+    queue = queue_of(begun, waiting)
+    queue.take(2, 0.0)
+    assert queue.untouched() == [waiting]
+
+
+def test_the_time_for_a_job_counts_of_others_at_most_as_much_as_is_its_own():
+    queue = queue_of(job("a", 3000), job("b", 500), rate=1000.0)
+    assert queue.seconds_for(job("c", 10)) == pytest.approx((10 + 10 + 10) / 1000)
+    assert queue.seconds_for(job("c", 1000)) == pytest.approx((1000 + 1000 + 500) / 1000)
+    assert queue.seconds_for(job("b", 500)) == pytest.approx((1000 + 1000) / 1000)
+
+
+def test_what_would_miss_its_deadline_is_refused_at_once_with_when_to_come_back():
+    queue = queue_of(job("a", 10_000), rate=1000.0)
+    with pytest.raises(
+        QueueFull, match=r"10000 candidates wait already: these would take some 10.0 s"
+    ) as full:
+        queue.offer(job("b", 5000, deadline=4.0), 0.0)
+    assert full.value.retry_after == 9  # 1.25 * 10 s - 4 s
+    queue.offer(job("b", 100, deadline=1.0), 0.0)
+    with pytest.raises(DeadlinePassed):
+        queue.offer(job("c", 1, deadline=3.0), 3.0)
+
+
+def test_an_empty_queue_takes_what_it_thinks_is_too_much():
+    """Else a rate that was measured wrong would refuse everything, and never be measured again."""
+    queue = queue_of(rate=0.001)
+    huge = job("a", 10**7, deadline=1.0, nbytes=10**9)
+    queue.offer(huge, 0.0)
+    ((part,), _) = queue.take(10**7, 0.0)
+    assert queue.returned(part, 1.0)
+    assert queue.rate > 0.001
+
+
+@pytest.mark.parametrize(("candidates", "nbytes", "what"), [(7, 1, "candidates"), (1, 70, "bytes")])
+def test_candidates_and_bytes_are_bounded(candidates, nbytes, what):
+    queue = FairQueue(max_candidates=10, max_bytes=100, rate=2.0)
+    queue.offer(job("a", 4, nbytes=40), 0.0)
+    with pytest.raises(QueueFull, match=f"{what} wait already") as full:
+        queue.offer(job("b", candidates, nbytes=nbytes), 0.0)
+    assert full.value.retry_after == 2
+    queue.offer(job("b", 6, nbytes=60), 0.0)
+
+
+def test_the_rate_follows_what_is_measured():
+    queue = queue_of(job("a", 10**5), rate=1000.0)
+    for _ in range(400):
+        ((part,), _) = queue.take(100, 0.0)
+        queue.returned(part, 0.05)
+    assert queue.rate == pytest.approx(2000, rel=0.01)
+
+
+def test_clients_that_come_and_go_leave_nothing_behind():
+    queue = queue_of(job("always", 10**5))
+    for n in range(5000):
+        queue.offer(job(f"client-{n}", 1), 0.0)
+        queue.take(1, 0.0)
+        queue.take(1, 0.0)
+    assert len(queue._idle) <= 1025
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("offer"), st.sampled_from("abc"), st.integers(1, 40), st.sampled_from("vw")),
+        st.tuples(st.just("take"), st.integers(1, 16)),
+        st.tuples(st.just("return"), st.integers(0, 5)),
+        st.tuples(st.just("withdraw"), st.integers(0, 20)),
+        st.tuples(st.just("tick"), st.floats(0.1, 5)),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=300)
+@given(ACTIONS, st.booleans())
+def test_whatever_happens_each_candidate_is_handed_out_once_or_its_job_has_ended(actions, mixes):
+    queue = FairQueue(10**6, 10**6, 1e9, mixes)
+    jobs, out, handed, ended, now = [], [], {}, set(), 0.0
+    for action in [*actions, *[("take", 16)] * 400]:
+        if action[0] == "offer":
+            jobs.append(job(*action[1:3], lane=action[3], deadline=now + 6))
+            queue.offer(jobs[-1], now)
+            handed[jobs[-1]] = []
+        elif action[0] == "take":
+            slices, late = queue.take(action[1], now)
+            assert bool(slices) or bool(late) or queue.waiting == 0
+            assert sum(part.count for part in slices) <= action[1]
+            assert len({part.job.lane for part in slices}) <= 1
+            assert mixes or len(slices) <= 1
+            for part in slices:
+                assert part.job not in ended
+                handed[part.job] += range(part.first, part.first + part.count)
+            out += slices
+            ended.update(late)
+        elif action[0] == "return" and out:
+            part = out.pop(action[1] % len(out))
+            if queue.returned(part, 0.01):
+                assert part.job not in ended
+                assert handed[part.job] == list(range(part.job.candidates))
+                ended.add(part.job)
+        elif action[0] == "withdraw" and jobs:
+            one = jobs[action[1] % len(jobs)]
+            queue.withdraw(one)
+            ended.add(one)
+        elif action[0] == "tick":
+            now += action[1]
+        assert queue.waiting == sum(j.left for j in jobs if j not in ended)
+    for part in out:
+        if queue.returned(part, 0.01):
+            ended.add(part.job)
+    for one in jobs:
+        assert handed[one] == list(range(len(handed[one])))
+        assert one in ended
+        assert one.is_over
+    assert (queue.waiting, queue.held_bytes, queue.clients) == (0, 0, 0)
