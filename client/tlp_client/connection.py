@@ -12,7 +12,13 @@ from tlp_client.breaker import CircuitBreaker
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
 from tlp_client.tasks import Task
 from tlp_client.transport import HttpAnswer, HttpTransport, Transport
-from tlp_client.wire.fields import CACHED_HEADER, CLIENT_HEADER, DEADLINE_HEADER, read_name
+from tlp_client.wire.fields import (
+    CACHED_HEADER,
+    CANDIDATES_HEADER,
+    CLIENT_HEADER,
+    DEADLINE_HEADER,
+    read_name,
+)
 from tlp_client.wire.measurements import MeasurementAnswer, decode_measurement_answer, encode_measurements
 from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode_predict
 
@@ -167,7 +173,8 @@ class Connection:
                 version=round_.version,
             )
             try:
-                answer = self._post("/v1/predict", body, deadline, {CACHED_HEADER: str(cached)})
+                headers = {CANDIDATES_HEADER: str(len(candidates)), CACHED_HEADER: str(cached)}
+                answer = self._post("/v1/predict", body, deadline, headers)
             except Refused as error:
                 self._adapt(round_, error)
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -51,6 +52,10 @@ def serve(settings: Settings) -> int:
         log.warning("%s is no setting and has no effect", name)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     engine = start_engine(settings)
+    # What is here by now stays. Else each full collection, of which the lists of large bodies cause many, would look
+    # through it, for longer than a batch takes and with all other threads standing.
+    gc.collect()
+    gc.freeze()
     with contextlib.ExitStack() as stack:
         stack.callback(engine.executor.close)
         listener = stack.enter_context(_listen(settings.host, settings.port))

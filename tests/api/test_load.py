@@ -122,7 +122,7 @@ def test_a_caller_who_leaves_takes_what_waits_along(tmp_path, measured_lines):
 
 
 @pytest.mark.parametrize(
-    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"), ("tlp-cached", "1" * 10), ("tlp-cached", "²")]
+    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"), ("tlp-cached", "1" * 10), ("tlp-cached", "²"), ("tlp-candidates", "many")]
 )  # fmt: skip
 def test_headers_that_make_no_sense_are_422(server, good, header, value):
     headers = {"Content-Type": "application/json", header: value.encode()}

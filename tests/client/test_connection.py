@@ -69,6 +69,7 @@ def test_the_service_hears_who_asks_and_what_was_not_asked_for():
     headers = [headers for _, _, headers, _ in script.requests]
     assert [h["tlp-client"] for h in headers] == ["host-7", "host-7"]
     assert [h["tlp-cached"] for h in headers] == ["0", "12"]
+    assert [h["tlp-candidates"] for h in headers] == ["1", "1"]
 
 
 def asked_versions(script):

@@ -32,7 +32,7 @@ def served(queue, most, now=0.0):
 def test_clients_are_served_in_turn_by_slices():
     queue = queue_of(job("a", 5), job("a", 1), job("b", 3))
     assert served(queue, 2) == [
-        [("a", 0, 2)], [("b", 0, 2)], [("a", 2, 2)], [("b", 2, 1)], [("a", 4, 1)], [("a", 0, 1)]
+        [("b", 0, 2)], [("a", 0, 2)], [("b", 2, 1)], [("a", 2, 2)], [("a", 4, 1)], [("a", 0, 1)]
     ]  # fmt: skip
     assert (queue.waiting, queue.held_bytes, queue.clients) == (0, 0, 0)
 
@@ -73,7 +73,9 @@ def test_who_was_away_is_not_paid_for_it():
 def test_a_batch_takes_from_several_clients_but_never_from_two_lanes():
     jobs = [job("a", 3), job("b", 2, lane="v2"), job("c", 9), job("a", 2, lane="v2")]
     queue = queue_of(*jobs, mixes=True)
-    assert served(queue, 8) == [[("a", 0, 3), ("c", 0, 5)], [("b", 0, 2), ("a", 0, 2)], [("c", 5, 4)]]
+    assert served(queue, 8) == [
+        [("b", 0, 2)], [("a", 0, 3), ("c", 0, 5)], [("a", 0, 2)], [("c", 5, 4)]
+    ]  # fmt: skip
 
 
 def test_a_deadline_is_looked_at_when_work_is_taken():
@@ -107,9 +109,19 @@ def test_only_what_nobody_began_is_untouched():
 
 def test_the_time_for_a_job_counts_of_others_at_most_as_much_as_is_its_own():
     queue = queue_of(job("a", 3000), job("b", 500), rate=1000.0)
-    assert queue.seconds_for(job("c", 10)) == pytest.approx((10 + 10 + 10) / 1000)
-    assert queue.seconds_for(job("c", 1000)) == pytest.approx((1000 + 1000 + 500) / 1000)
-    assert queue.seconds_for(job("b", 500)) == pytest.approx((1000 + 1000) / 1000)
+    assert queue.seconds_for("c", 10, None, 0.0) == pytest.approx((10 + 10 + 10) / 1000)
+    assert queue.seconds_for("c", 1000, None, 0.0) == pytest.approx((1000 + 1000 + 500) / 1000)
+    assert queue.seconds_for("b", 500, None, 0.0) == pytest.approx((1000 + 1000) / 1000)
+
+
+def test_the_time_for_a_job_counts_what_others_will_bring_as_they_did_so_far():
+    queue = queue_of(job("a", 100), rate=1000.0)
+    queue.take(100, 0.0)
+    # a asked for 100 candidates in the last 5 s, so it will ask for 40 in the next 2
+    assert queue.seconds_for("b", 500, 2.0, 0.0) == pytest.approx((500 + 40) / 1000)
+    assert queue.seconds_for("b", 30, 2.0, 0.0) == pytest.approx((30 + 30) / 1000)
+    assert queue.seconds_for("a", 500, 2.0, 0.0) == pytest.approx(500 / 1000)
+    assert queue.seconds_for("b", 500, 102.0, 100.0) == pytest.approx(500 / 1000)
 
 
 def test_what_would_miss_its_deadline_is_refused_at_once_with_when_to_come_back():
@@ -119,7 +131,10 @@ def test_what_would_miss_its_deadline_is_refused_at_once_with_when_to_come_back(
     ) as full:
         queue.offer(job("b", 5000, deadline=4.0), 0.0)
     assert full.value.retry_after == 9  # 1.25 * 10 s - 4 s
-    queue.offer(job("b", 100, deadline=1.0), 0.0)
+    with pytest.raises(QueueFull):
+        queue.check("b", 5000, 4.0, 0.0)
+    queue.check("b", 100, 3.0, 0.0)
+    queue.offer(job("b", 100, deadline=3.0), 0.0)
     with pytest.raises(DeadlinePassed):
         queue.offer(job("c", 1, deadline=3.0), 3.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -179,9 +180,12 @@ def _read_indexed(steps: object, candidates: list[Any]) -> _Candidates:
         is_integers = set(map(type, candidates)) == {list} and set(map(type, flat)) <= {int}
     except TypeError:
         is_integers = False
-    if is_integers and (not flat or (min(flat) >= 0 and max(flat) < len(primitives))) and not broken:
-        lengths = np.fromiter(map(len, candidates), dtype=np.int64, count=len(candidates))
-        return primitives, np.array(flat, dtype=np.int64), lengths, {}
+    if is_integers and not broken:
+        with suppress(OverflowError):
+            indices = np.array(flat, dtype=np.int64)
+            if not flat or (indices.min() >= 0 and indices.max() < len(primitives)):
+                lengths = np.fromiter(map(len, candidates), dtype=np.int64, count=len(candidates))
+                return primitives, indices, lengths, {}
     # Something is wrong somewhere: look at each candidate by itself.
     good: list[list[int]] = []
     errors: dict[int, str] = {}

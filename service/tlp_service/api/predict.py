@@ -15,7 +15,14 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
 from tlp_client.logs import RefusedLine
-from tlp_client.wire.fields import CACHED_HEADER, CLIENT_HEADER, DEADLINE_HEADER, FORMAT, read_name
+from tlp_client.wire.fields import (
+    CACHED_HEADER,
+    CANDIDATES_HEADER,
+    CLIENT_HEADER,
+    DEADLINE_HEADER,
+    FORMAT,
+    read_name,
+)
 from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
 from tlp_service.api.body import (
@@ -31,7 +38,6 @@ from tlp_service.api.body import (
 from tlp_service.api.service import Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
 from tlp_service.errors import ApiError, BodyTooLarge, DeadlinePassed, InvalidBody, UnknownName
-from tlp_service.monitoring import Metrics
 from tlp_service.scoring.scorer import Prepared, Scored
 
 T = TypeVar("T")
@@ -57,10 +63,13 @@ async def predict(request: Request) -> Response:
     kind = content_type(request, (JSON, NDJSON))
     deadline_s = _deadline(request)
     client = _client(request)
-    _count_cached(request, service.metrics)
-    body = await read_body(request, service.settings.max_body)
+    stated = _count_in(request, CANDIDATES_HEADER)
+    service.metrics.cached.inc(_count_in(request, CACHED_HEADER))
     query = read_query(request, QUERY if kind == NDJSON else ())
     score = _Score(service, client, None if deadline_s is None else arrived + deadline_s)
+    body = await read_body(request, service.settings.max_body)
+    if stated:
+        service.engine.executor.check(client, stated, score.left())
     answer = _answer_log(score, body, query) if kind == NDJSON else _answer_request(score, body)
     return Response(await unless_gone(request, answer), media_type=JSON)
 
@@ -186,11 +195,11 @@ def _deadline(request: Request) -> float | None:
     return seconds
 
 
-def _count_cached(request: Request, metrics: Metrics) -> None:
-    text = request.headers.get(CACHED_HEADER, "0")
+def _count_in(request: Request, header: str) -> int:
+    text = request.headers.get(header, "0")
     if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST_COUNT):
-        raise InvalidBody(f"header {CACHED_HEADER}: a count of candidates, not {text[:40]!r}")
-    metrics.cached.inc(int(text))
+        raise InvalidBody(f"header {header}: a count of candidates, not {text[:40]!r}")
+    return int(text)
 
 
 def _line_errors(lines: LogLines, errors: dict[int, str]) -> list[dict[str, Any]]:

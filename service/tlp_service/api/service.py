@@ -39,7 +39,7 @@ class Service:
     engine: Engine
     stream: MeasurementStream
     metrics: Metrics
-    readers: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
+    readers: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def compute(self, work: Callable[[], T], nbytes: int) -> T:
         """Return what `work` returns, computed in a thread if it works on so many bytes that others would feel it."""

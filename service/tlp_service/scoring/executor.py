@@ -131,6 +131,13 @@ class Executor:
             self._changed.notify(len(self._threads))
         return job
 
+    def check(self, client: str, candidates: int, deadline_s: float | None) -> None:
+        """Raise what `submit` would raise for so many candidates, before they are read."""
+        now = self._clock()
+        deadline = None if deadline_s is None else now + deadline_s
+        with self._changed:
+            self._queue.check(client, candidates, deadline, now)
+
     def withdraw(self, job: Job[Candidates]) -> None:
         """Forget a job that nobody waits for; a batch that is being scored is not stopped."""
         with self._changed:
@@ -156,31 +163,36 @@ class Executor:
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            slices, late = taken
+            slices, late, free_since = taken
             for job in late:
                 _fail(job, DeadlinePassed("the deadline passed before all candidates were scored"))
             if slices:
-                self._score(slices)
+                self._score(slices, free_since)
 
-    def _take(self) -> tuple[list[Slice[Candidates]], list[Job[Candidates]]] | None:
-        """Return the next batch and who is too late for it, as soon as there is either; None at the end."""
+    def _take(self) -> tuple[list[Slice[Candidates]], list[Job[Candidates]], float] | None:
+        """Return the next batch and who is too late for it, as soon as there is either; None at the end.
+
+        The third is since when this thread was free for it. What passes until it has the batch, because other threads
+        have the interpreter, counts in the rate.
+        """
+        free_since = self._clock()
         with self._changed:
             while not self._is_closed:
                 slices, late = self._queue.take(self._chunk, self._clock())
                 if slices or late:
-                    return slices, late
+                    return slices, late, free_since
                 self._changed.wait()
+                free_since = self._clock()
         return None
 
-    def _score(self, slices: Sequence[Slice[Candidates]]) -> None:
-        started = self._clock()
+    def _score(self, slices: Sequence[Slice[Candidates]], started: float) -> None:
         try:
             _score_batch(slices)
         except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
             if len(slices) > 1:
                 # Whose fault it is shows when each is scored by itself.
                 for part in slices:
-                    self._score([part])
+                    self._score([part], self._clock())
                 return
             self._abandon(slices[0].job, error)
             started = self._clock()  # a failure does not tell the rate

@@ -24,7 +24,10 @@ _CAUTION = 1.25
 #: Share of a new measurement in the rate.
 _NEWNESS = 0.05
 
-#: Tags of clients without work that are kept before the outdated ones are dropped.
+#: Seconds over which it is measured how much a client asks for.
+_DEMAND_S = 5.0
+
+#: Clients without work that are remembered before the outdated ones are dropped.
 _IDLE_CLIENTS = 1024
 
 
@@ -80,9 +83,24 @@ class Slice(Generic[Work]):
 @dataclass(slots=True, eq=False)
 class _Client(Generic[Work]):
     tag: float
-    turn: tuple[bool, int]  # breaks ties of tags: who has just come is first
+    turn: int  # 0 for who has just come
     jobs: deque[Job[Work]] = field(default_factory=deque)
     left: int = 0
+
+
+@dataclass(slots=True)
+class _Demand:
+    """Candidates a second that a client asks for, and when it last did."""
+
+    rate: float
+    at: float
+
+    def add(self, candidates: int, now: float) -> None:
+        self.rate = self.rate_at(now) + candidates / _DEMAND_S
+        self.at = now
+
+    def rate_at(self, now: float) -> float:
+        return self.rate * math.exp((self.at - now) / _DEMAND_S)
 
 
 class FairQueue(Generic[Work]):
@@ -105,6 +123,7 @@ class FairQueue(Generic[Work]):
         self._rate = rate
         self._clients: dict[str, _Client[Work]] = {}  # those that have jobs
         self._idle: dict[str, float] = {}  # tags of those that have none
+        self._demands: dict[str, _Demand] = {}
         self._now = 0.0  # the tag that is being served
         self._turns = 0
         self._held: set[Job[Work]] = set()
@@ -134,12 +153,11 @@ class FairQueue(Generic[Work]):
         """
         if job.deadline is not None and now >= job.deadline:
             raise DeadlinePassed("the deadline passed before the candidates could be scored")
-        if self._held:
-            self._check_room(job, now)
+        self._demand(job.client, now).add(job.candidates, now)
+        self._check_room(job.client, job.candidates, job.nbytes, job.deadline, now)
         client = self._clients.get(job.client)
         if client is None:
-            self._turns += 1
-            client = _Client(max(self._now, self._idle.pop(job.client, 0.0)), (False, self._turns))
+            client = _Client(max(self._now, self._idle.pop(job.client, 0.0)), 0)
             self._clients[job.client] = client
         client.jobs.append(job)
         client.left += job.candidates
@@ -147,15 +165,28 @@ class FairQueue(Generic[Work]):
         self.waiting += job.candidates
         self.held_bytes += job.nbytes
 
-    def seconds_for(self, job: Job[Work]) -> float:
-        """Return how long a job would probably take that comes now.
+    def check(self, client: str, candidates: int, deadline: float | None, now: float) -> None:
+        """Raise what `offer` would raise for a job of so many candidates and no bytes."""
+        try:
+            self._check_room(client, candidates, 0, deadline, now)
+        except QueueFull:
+            self._demand(client, now).add(candidates, now)
+            raise
 
-        Until it is done its client's candidates are served, and of each other client at most as many.
+    def seconds_for(self, client: str, candidates: int, deadline: float | None, now: float) -> float:
+        """Return how long a job would probably take that comes now, at most until its deadline.
+
+        Until it is done its client's candidates are served, and of each other client at most as many: of what waits, and
+        of what it will bring meanwhile if it goes on to ask as it did.
         """
-        own = self._clients.get(job.client)
-        ahead = job.candidates + (own.left if own else 0)
-        others = (c.left for c in self._clients.values() if c is not own)
-        return (ahead + sum(min(left, ahead) for left in others)) / self._rate
+        own = self._clients.get(client)
+        ahead = candidates + (own.left if own else 0)
+        others: dict[str, float] = {name: other.left for name, other in self._clients.items()}
+        if deadline is not None:
+            for name, demand in self._demands.items():
+                others[name] = others.get(name, 0) + demand.rate_at(now) * (deadline - now)
+        others.pop(client, None)
+        return (ahead + sum(min(left, ahead) for left in others.values())) / self._rate
 
     def take(self, most: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
         """Return what to score next, at most `most` candidates of one lane, and the jobs that were found to be too late.
@@ -215,23 +246,35 @@ class FairQueue(Generic[Work]):
         """Return the jobs of which nothing was taken yet."""
         return [job for job in self._held if job.taken == 0]
 
-    def _check_room(self, job: Job[Work], now: float) -> None:
-        seconds = self.seconds_for(job)
-        if job.deadline is not None and now + _CAUTION * seconds > job.deadline:
+    def _check_room(
+        self, client: str, candidates: int, nbytes: int, deadline: float | None, now: float
+    ) -> None:
+        if not self._held:
+            return
+        seconds = self.seconds_for(client, candidates, deadline, now)
+        if deadline is not None and now + _CAUTION * seconds > deadline:
             raise QueueFull(
                 f"{self.waiting} candidates wait already: these would take some {seconds:.1f} s, "
                 f"beyond their deadline",
-                retry_after=math.ceil(_CAUTION * seconds - (job.deadline - now)),
+                retry_after=math.ceil(_CAUTION * seconds - (deadline - now)),
             )
         for waiting, more, most, what in (
-            (self.waiting, job.candidates, self._max_candidates, "candidates"),
-            (self.held_bytes, job.nbytes, self._max_bytes, "bytes"),
+            (self.waiting, candidates, self._max_candidates, "candidates"),
+            (self.held_bytes, nbytes, self._max_bytes, "bytes"),
         ):
             if waiting + more > most:
                 raise QueueFull(
                     f"{waiting} {what} wait already, {more} more are beyond the {most} that may",
                     retry_after=max(1, math.ceil(self.waiting / self._rate)),
                 )
+
+    def _demand(self, client: str, now: float) -> _Demand:
+        if client not in self._demands:
+            if len(self._demands) >= _IDLE_CLIENTS:
+                recent = now - 4 * _DEMAND_S
+                self._demands = {name: d for name, d in self._demands.items() if d.at > recent}
+            self._demands[client] = _Demand(0.0, now)
+        return self._demands[client]
 
     def _in_order(self) -> Iterator[tuple[str, _Client[Work]]]:
         if not self._mixes:
@@ -247,7 +290,7 @@ class FairQueue(Generic[Work]):
         self._now = client.tag
         client.tag += count
         self._turns += 1
-        client.turn = (True, self._turns)
+        client.turn = self._turns
         if not job.left:
             client.jobs.popleft()
         self._leave(name, client, count)
@@ -273,6 +316,7 @@ class FairQueue(Generic[Work]):
         self.held_bytes -= job.nbytes
 
 
-def _place(item: tuple[str, _Client[Work]]) -> tuple[float, bool, int]:
+def _place(item: tuple[str, _Client[Work]]) -> tuple[float, int, int]:
+    """Where tags are equal, who has just come is before who had a turn; of those the one that asks for least."""
     client = item[1]
-    return (client.tag, *client.turn)
+    return client.tag, client.turn, client.left
