@@ -1,84 +1,184 @@
-"""The engine beside the padded network it computes: the same candidates, the same weights, in one run.
+"""The engine beside the padded network it computes, and beside what the multiply-adds alone would take: the same candidates and weights, in one run.
 
-Reads candidates that ``benchmarks/predict.py --out FOLDER`` left, or any tuning log of one platform kind.
+Reads candidates that ``benchmarks/predict.py --out FOLDER`` left, or any tuning log of one platform kind. With ``--follow`` it takes one
+measurement for each line of its input and prints it as JSON, so that another benchmark can measure in turn with it.
 
-    .venv/bin/python benchmarks/engine.py FOLDER/*.json
+    .venv/bin/python benchmarks/engine.py FOLDER/0.json
 """
 
 import argparse
+import json
+import sys
 import tempfile
+import threading
+import time
 import warnings
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
-from timing import times
+from onnx import TensorProto, helper, numpy_helper
+from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import export_onnx
+from tlp_service.models.export import read_weights
 from tlp_service.models.published import PublishedNetwork
-from tlp_service.scoring.session import RawScorer, usable_cpus
+from tlp_service.scoring.executor import Candidates
+from tlp_service.scoring.network import usable_cpus
+from tlp_service.scoring.plan import Plan
+from tlp_service.serve import start_engine
+from tlp_service.settings import Settings
 
-CHUNKS = (16, 32, 64, 256, 2048)
+CHUNKS = (16, 32, 64, 256)
+ONE_CALL, BEST_CHUNK, ENGINE, FLOOR = "padded, one call", "padded, best chunk", "engine", "floor"
 
 
-def padded_session(network, steps, width, path):
-    """Export the network as published, every padding row computed, and open it as the engine is opened."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        batch = {0: torch.export.Dim("candidates")}
-        example = (torch.zeros(2, steps, width),)
-        program = torch.onnx.export(network, example, dynamo=True, dynamic_shapes=(batch,), verbose=False)
-    program.save(str(path))
+def open_session(model, threads):
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = usable_cpus()
+    options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class Padded:
+    """The network as published: every padding row computed, in one session with all CPUs."""
+
+    def __init__(self, network, table, positions):
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch:
+            warnings.simplefilter("ignore")
+            batch = {0: torch.export.Dim("candidates")}
+            example = (torch.zeros(2, positions.shape[1], table.shape[1]),)
+            program = torch.onnx.export(network, example, dynamo=True, dynamic_shapes=(batch,), verbose=False)
+            program.save(str(Path(scratch, "padded.onnx")))
+            self._session = open_session(Path(scratch, "padded.onnx").read_bytes(), usable_cpus())
+        self._name = self._session.get_inputs()[0].name
+        self._rows = table[positions]
+
+    def run(self, chunk):
+        starts = range(0, len(self._rows), chunk)
+        runs = [self._session.run(None, {self._name: self._rows[s : s + chunk]})[0] for s in starts]
+        return np.concatenate(runs)
+
+
+class Floor:
+    """The seconds that the multiply-adds of the candidates take at the rate of matrix products of this network's width.
+
+    The rate is that of ONNX Runtime with as many single threads as there are CPUs, which is the best that we found here.
+    """
+
+    ROWS, WIDTH, LAYERS = 512, 256, 16
+
+    def __init__(self, network, plan, distinct_rows):
+        linear = {n: m.weight.numel() for n, m in network.named_modules() if isinstance(m, torch.nn.Linear)}
+        of_rows = sum(
+            size for name, size in linear.items() if name.startswith(("encoder", "attention.project_in"))
+        )
+        of_places = sum(linear.values()) - of_rows
+        # One more place for the padding, in those that have any.
+        places = plan.lengths + (plan.lengths < plan.steps)
+        attention = 2 * self.WIDTH * int((places**2).sum())
+        self.multiply_adds = distinct_rows * of_rows + int(places.sum()) * of_places + attention
+        nodes = [helper.make_node("MatMul", [f"x{n}", "w"], [f"x{n + 1}"]) for n in range(self.LAYERS)]
+        shape = [self.ROWS, self.WIDTH]
+        graph = helper.make_graph(
+            nodes,
+            "products",
+            [helper.make_tensor_value_info("x0", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(f"x{self.LAYERS}", TensorProto.FLOAT, shape)],
+            [numpy_helper.from_array(np.eye(self.WIDTH, dtype=np.float32), "w")],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.checker.check_model(model)
+        self._session = open_session(model.SerializeToString(), 1)
+
+    def seconds(self):
+        rows = np.ones((self.ROWS, self.WIDTH), dtype=np.float32)
+        repeats, cpus = 20, usable_cpus()
+
+        def multiply():
+            for _ in range(repeats):
+                self._session.run(None, {"x0": rows})
+
+        threads = [threading.Thread(target=multiply) for _ in range(cpus)]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rate = cpus * repeats * self.LAYERS * self.ROWS * self.WIDTH**2 / (time.perf_counter() - started)
+        return self.multiply_adds / rate
+
+
+class Comparison:
+    """One log's candidates by all ways."""
+
+    def __init__(self, log, engine):
+        records = list(LogReader().read_file(log))
+        kind = platform_kind(records[0].task.target)
+        features = PUBLISHED[kind]
+        known = {}
+        indices = np.array([known.setdefault(p, len(known)) for r in records for p in r.primitives])
+        lengths = np.array([len(r.primitives) for r in records])
+        self.candidates, self.primitives, self.distinct = len(records), len(indices), len(known)
+        self._table, _ = features.rows(list(known))
+        self._plan = Plan.of(indices, lengths, features.steps)
+        self._engine = engine
+        self._loaded = engine.scorer.loaded(kind)
+        network = PublishedNetwork(features.width).eval()
+        file = engine.scorer.manifest.network(kind).file
+        network.load_state_dict(read_weights(engine.scorer.folder / file))
+        self._padded = Padded(network, self._table, features.positions(indices, lengths))
+        self.floor = Floor(network, self._plan, len(self._table))
+        ours, theirs = self.run_engine(), self._padded.run(32)
+        self.difference = float(np.max(np.abs(ours - theirs) / np.maximum(1, np.abs(theirs))))
+        self._chunk = min(CHUNKS, key=lambda chunk: seconds_of(lambda: self._padded.run(chunk)))
+
+    def run_engine(self):
+        work = Candidates(self._loaded, self._table, self._plan)
+        self._engine.executor.submit(work, "benchmark")
+        return work.future.result()
+
+    def measure(self):
+        """Return the seconds of each way, once."""
+        return {
+            ONE_CALL: seconds_of(lambda: self._padded.run(self.candidates)),
+            BEST_CHUNK: seconds_of(lambda: self._padded.run(self._chunk)),
+            ENGINE: seconds_of(self.run_engine),
+            FLOOR: self.floor.seconds(),
+        }
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("logs", type=Path, nargs="+")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--follow", action="store_true")
     args = parser.parse_args()
-    for log in args.logs:
-        records = list(LogReader().read_file(log))
-        features = PUBLISHED[platform_kind(records[0].task.target)]
-        known = {}
-        indices = np.array([known.setdefault(p, len(known)) for r in records for p in r.primitives])
-        lengths = np.array([len(r.primitives) for r in records])
-        table, _ = features.rows(list(known))
-        positions = features.positions(indices, lengths)
-        torch.manual_seed(0)
-        network = PublishedNetwork(features.width).eval()
-        with tempfile.TemporaryDirectory() as scratch:
-            export_onnx(network, table, positions[:64].astype(np.int32), Path(scratch, "engine.onnx"))
-            engine = RawScorer(Path(scratch, "engine.onnx"), features.steps, "cpu")
-            session = padded_session(network, features.steps, features.width, Path(scratch, "padded.onnx"))
-            name = session.get_inputs()[0].name
-
-        def padded(chunk, session=session, name=name, table=table, positions=positions):
-            starts = range(0, len(positions), chunk)
-            runs = [session.run(None, {name: table[positions[s : s + chunk]]})[0] for s in starts]
-            return np.concatenate(runs)
-
-        ours, theirs = engine.run(table, indices, lengths), padded(32)
-        difference = np.max(np.abs(ours - theirs) / np.maximum(1, np.abs(theirs)))
-        print(f"\n{log.name}: {len(records)} candidates, {len(indices)} primitives, {len(known)} distinct")
-        print(f"  largest difference of the scores, relative to max(1, |score|): {difference:.1e}")
-        rows = {f"padded, in chunks of {c}": times(lambda c=c: padded(c), args.runs) for c in CHUNKS}
-        run = lambda engine=engine, t=table, i=indices, n=lengths: engine.run(t, i, n)
-        rows["engine, from distinct rows"] = times(run, args.runs)
-        ours_s = rows["engine, from distinct rows"][0]
-        for label, (median, shortest, longest) in rows.items():
-            print(
-                f"  {label:<30} {1e3 * median:8.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   {median / ours_s:6.1f} x"
-            )
+    comparison = Comparison(args.log, start_engine(Settings()))
+    comparison.measure()
+    if args.follow:
+        print(json.dumps({"difference": comparison.difference}), flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(comparison.measure()), flush=True)
+        return
+    runs = [comparison.measure() for _ in range(args.runs)]
+    print(
+        f"{comparison.candidates} candidates, {comparison.primitives} primitives, {comparison.distinct} distinct"
+    )
+    print(f"{comparison.floor.multiply_adds / 1e9:.2f} G multiply-adds must be done")
+    print(f"largest difference of the scores, relative to max(1, |score|): {comparison.difference:.1e}")
+    engine = median_and_range([run[ENGINE] for run in runs])[0]
+    for name in runs[0]:
+        median, shortest, longest = median_and_range([run[name] for run in runs])
+        print(
+            f"  {name:<20} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   {median / engine:5.2f} x"
+        )
 
 
 if __name__ == "__main__":

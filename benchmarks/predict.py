@@ -1,23 +1,27 @@
-"""One predict call of a search, side by side: Ansor's own cost model, its parts, and the service.
+"""One predict call of a search, and a whole evolutionary search, side by side: Ansor's own cost model, its parts, the published network as it is, and the service.
 
-For 2,048 sampled states of each of three operators, in one run: ``XGBModel.predict`` (trained on 512 states with made-up costs, which
-cost the same as real ones), its feature extraction alone, TVM's own text of the states, and ``TLPRemoteModel.predict`` through HTTP.
-The candidates are left in ``--out`` for ``benchmarks/engine.py``.
+For 2,048 sampled states of each of three operators, all measured in turn in one run:
 
-    .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python
+(a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature extraction alone; (c) the padded
+network in one ONNX call; (d) in its best chunk; (e) our engine in-process; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
+TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
+five generations with each cost model. The candidates are left in ``--out``, for the other benchmarks.
+
+    .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --out FOLDER
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "demo"))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "scripts" / "demo"))
 
 from operators import OPERATORS
-from timing import times
+from timing import median_and_range, seconds_of
 from tvm import auto_scheduler
 from tvm.auto_scheduler.cost_model import XGBModel
 from tvm.auto_scheduler.feature import get_per_store_features_from_states
@@ -26,6 +30,54 @@ from tlp_client.ansor import TLPRemoteModel
 from tlp_client.states import serialize_states
 
 TARGET = "llvm -mcpu=core-avx2 -num-cores 2"
+GENERATIONS = 5
+
+
+class Follower:
+    """``benchmarks/engine.py`` in the service's environment, which measures when it is told to."""
+
+    def __init__(self, python, log):
+        self._process = subprocess.Popen(
+            [python, str(HERE / "engine.py"), str(log), "--follow"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.difference = self._read()["difference"]
+
+    def measure(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self):
+        for line in self._process.stdout:
+            if line.startswith("{"):  # torch's exporter prints to the same place
+                return json.loads(line)
+        raise RuntimeError("benchmarks/engine.py ended")
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Timed:
+    """Adds up the seconds of a cost model's predict calls."""
+
+    def __init__(self, model):
+        self.seconds, self.calls, self.candidates = 0.0, 0, 0
+        predict = model.predict
+
+        def timed(task, states):
+            started = time.perf_counter()
+            scores = predict(task, states)
+            self.seconds += time.perf_counter() - started
+            self.calls += 1
+            self.candidates += len(states)
+            return scores
+
+        model.predict = timed
 
 
 def sample(task, count):
@@ -50,22 +102,120 @@ def dump(task, states):
         auto_scheduler.measure_record.dump_record_to_string(auto_scheduler.MeasureInput(task, state), nothing)
 
 
+def measure_call(task, states, xgboost, url, follower):
+    """Return the seconds of each way, once."""
+    remote = TLPRemoteModel(url)
+    remote.predict(task, states[:1])  # the round has its version, as in all but its first call
+    seconds = {
+        "(a) XGBModel.predict": seconds_of(lambda: xgboost.predict(task, states)),
+        "(b) its features": seconds_of(lambda: get_per_store_features_from_states(states, task)),
+        "(f) TLPRemoteModel, cold": seconds_of(lambda: remote.predict(task, states)),
+        "(f) TLPRemoteModel, cached": seconds_of(lambda: remote.predict(task, states)),
+        "of it, serializing": seconds_of(lambda: serialize_states(task, states)),
+        "dump_record_to_string": seconds_of(lambda: dump(task, states)),
+    }
+    assert remote.counts.fallbacks == 0
+    remote.outbox.close()
+    engine = follower.measure()
+    names = {
+        "(c) padded, one call": "padded, one call",
+        "(d) padded, best chunk": "padded, best chunk",
+        "(e) engine": "engine",
+    }
+    return seconds | {name: engine[key] for name, key in names.items()} | {"floor": engine["floor"]}
+
+
+def search(task, model, seed):
+    """Return what one evolutionary search of a round asks of a cost model."""
+    timed = Timed(model)
+    params = {
+        **auto_scheduler.SketchPolicy.DEFAULT_PARAMS,
+        "evolutionary_search_num_iters": GENERATIONS - 1,  # and one for the last generation
+    }
+    policy = auto_scheduler.SketchPolicy(task, model, params=params, verbose=0, seed=seed)
+    population = policy.sample_initial_population()
+    timed.seconds, timed.calls, timed.candidates = 0.0, 0, 0
+    wall_s = seconds_of(lambda: policy.evolutionary_search(population, 64))
+    return {
+        "predict_s": timed.seconds,
+        "wall_s": wall_s,
+        "calls": timed.calls,
+        "candidates": timed.candidates,
+    }
+
+
+def measure_search(task, xgboost, url, runs):
+    searches = {"XGBModel": [], "TLPRemoteModel": []}
+    hits = []
+    for seed in range(runs):
+        searches["XGBModel"].append(search(task, xgboost, seed))
+        remote = TLPRemoteModel(url)
+        searches["TLPRemoteModel"].append(search(task, remote, seed))
+        hits.append(remote.counts.cached / remote.counts.candidates)
+        assert remote.counts.fallbacks == 0
+        remote.outbox.close()
+    each = {
+        name: {key: median_and_range([run[key] for run in of_model])[0] for key in of_model[0]}
+        for name, of_model in searches.items()
+    }
+    ratio = each["XGBModel"]["predict_s"] / each["TLPRemoteModel"]["predict_s"]
+    return each | {"cache_hits": median_and_range(hits)[0], "predict_ratio": ratio}
+
+
 def measure(position, name, url, args):
     function, arguments = OPERATORS[name]
     task = auto_scheduler.SearchTask(func=function, args=arguments, target=TARGET)
     states = sample(task, args.states)
-    xgboost, remote = trained(task, states[:512]), TLPRemoteModel(url)
-    seconds = {
-        "Ansor's XGBModel.predict": times(lambda: xgboost.predict(task, states), args.runs),
-        "  of it, its features": times(lambda: get_per_store_features_from_states(states, task), args.runs),
-        "TLPRemoteModel.predict": times(lambda: remote.predict(task, states), args.runs),
-        "  of it, serializing": times(lambda: serialize_states(task, states), args.runs),
-        "TVM's dump_record_to_string": times(lambda: dump(task, states), args.runs),
+    log = args.out / f"{position}.json"
+    log.write_text("\n".join(serialize_states(task, states)) + "\n")
+    xgboost = trained(task, states[:512])
+    follower = Follower(args.server_python, log)
+    measure_call(task, states, xgboost, url, follower)
+    runs = [measure_call(task, states, xgboost, url, follower) for _ in range(args.runs)]
+    follower.close()
+    calls = {key: median_and_range([run[key] for run in runs]) for key in runs[0]}
+    report = {"seconds": calls, "bars": bars(calls), "difference": follower.difference}
+    report["search"] = measure_search(task, xgboost, url, args.searches)
+    show(name, report)
+    return report
+
+
+def bars(calls):
+    """Return the ratios that issue and README speak of, from medians of one run."""
+    median = {name: seconds[0] for name, seconds in calls.items()}
+    cold = median["(f) TLPRemoteModel, cold"]
+    beyond_engine = cold - median["(e) engine"]
+    return {
+        "a / f cold": median["(a) XGBModel.predict"] / cold,
+        "c / f cold": median["(c) padded, one call"] / cold,
+        "c / e": median["(c) padded, one call"] / median["(e) engine"],
+        "(f - e) / dump": beyond_engine / median["dump_record_to_string"],
+        "e / floor": median["(e) engine"] / median["floor"],
     }
-    assert remote.counts.fallbacks == 0
-    lines = serialize_states(task, states)
-    (args.out / f"{position}.json").write_text("\n".join(lines) + "\n")
-    return seconds
+
+
+def show(name, report):
+    calls, search_ = report["seconds"], report["search"]
+    own = calls["(a) XGBModel.predict"][0]
+    print(f"\n{name}")
+    for label, (median, shortest, longest) in sorted(calls.items()):
+        print(
+            f"  {label:<28} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   a is {own / median:6.1f} x"
+        )
+    print("  " + "   ".join(f"{key}: {value:.2f}" for key, value in report["bars"].items()))
+    print(
+        f"  largest difference of engine and padded network, relative to max(1, |score|): {report['difference']:.1e}"
+    )
+    for model in ("XGBModel", "TLPRemoteModel"):
+        figures = search_[model]
+        print(
+            f"  search of {figures['calls']:.0f} generations with {model}: predict {figures['predict_s']:.2f} s, "
+            f"in all {figures['wall_s']:.2f} s, {figures['candidates']:.0f} candidates"
+        )
+    print(
+        f"  predict of XGBModel is {search_['predict_ratio']:.1f} x; {100 * search_['cache_hits']:.0f} % came from the cache",
+        flush=True,
+    )
 
 
 def main():
@@ -75,37 +225,28 @@ def main():
     parser.add_argument("--server-python", required=True)
     parser.add_argument("--states", type=int, default=2048)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="folder for the candidates and predict.json")
+    parser.add_argument("--searches", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the candidates and predict.json")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        args.out = args.out or Path(scratch, "states")
-        args.out.mkdir(parents=True, exist_ok=True)
-        command = [
-            args.server_python,
-            "-m",
-            "tlp_service",
-            "serve",
-            "--port",
-            "0",
-            "--data-dir",
-            f"{scratch}/stream",
-        ]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            url = server.stdout.readline().split()[-1]
-            report = {name: measure(n, name, url, args) for n, name in enumerate(OPERATORS)}
-        finally:
-            server.terminate()
-            server.wait()
-        (args.out / "predict.json").write_text(json.dumps(report, indent=2))
-    for name, seconds in report.items():
-        print(f"\n{name}, {args.states} states")
-        own = seconds["Ansor's XGBModel.predict"][0]
-        for label, (median, shortest, longest) in seconds.items():
-            print(
-                f"  {label:<30} {1e3 * median:8.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   {own / median:6.1f} x"
-            )
-    print("\nThe last column: how many times as fast as Ansor's own model, in this run.")
+    args.out.mkdir(parents=True, exist_ok=True)
+    command = [
+        args.server_python,
+        "-m",
+        "tlp_service",
+        "serve",
+        "--port",
+        "0",
+        "--data-dir",
+        str(args.out / "stream"),
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        url = server.stdout.readline().split()[-1]
+        report = {name: measure(n, name, url, args) for n, name in enumerate(OPERATORS)}
+    finally:
+        server.terminate()
+        server.wait()
+    (args.out / "predict.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ import statistics
 import time
 
 
-def times(work, runs):
-    """Return (median, shortest, longest) seconds of some runs after one to warm up."""
+def seconds_of(work):
+    """Return what `work` takes, once."""
+    started = time.perf_counter()
     work()
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - started)
+    return time.perf_counter() - started
+
+
+def median_and_range(seconds):
+    """Return (median, shortest, longest)."""
     return statistics.median(seconds), min(seconds), max(seconds)

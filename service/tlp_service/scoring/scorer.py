@@ -86,6 +86,7 @@ class Scorer:
     """
 
     def __init__(self, folder: Path, device: Device = "cpu", threads: int = 1) -> None:
+        self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         self._networks: dict[PlatformKind, OnnxNetwork] = {}
         for network in self.manifest.networks:
@@ -103,6 +104,10 @@ class Scorer:
     def provider(self) -> str:
         """Execution provider that runs the networks, as ONNX Runtime reports it."""
         return next(iter(self._networks.values())).provider
+
+    def loaded(self, kind: PlatformKind) -> OnnxNetwork:
+        """Return the network of a platform kind that the version has."""
+        return self._networks[kind]
 
     def prepare(self, request: PredictRequest) -> Prepared:
         """Choose the network of a request and make the rows of its primitives.
@@ -124,7 +129,7 @@ class Scorer:
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
         plan = Plan.of(request.indices, request.lengths, features.steps)
-        candidates = Candidates(self._networks[network.platform_kind], table, plan)
+        candidates = Candidates(self.loaded(network.platform_kind), table, plan)
         return Prepared(request, network, errors, candidates)
 
     def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
