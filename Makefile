@@ -30,10 +30,11 @@ test: setup ## run all tests: the service's, then the worker's with real TVM
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker
 	$(WORKER)/bin/python -m pytest tests/worker
 
-bench: setup ## figures beside a peer's; with LOGS=folder also the record parser against TVM's
+bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also the record parser against TVM's
 	$(WORKER)/bin/python benchmarks/client_import.py
 	$(WORKER)/bin/python benchmarks/predict.py --server-python $(SERVICE)/bin/python --out .bench
-	$(SERVICE)/bin/python benchmarks/engine.py .bench/[0-9].json
+	$(SERVICE)/bin/python benchmarks/load.py .bench/0.json --out .bench/load.json
+	$(SERVICE)/bin/python benchmarks/precision.py tests/data/measured.json
 	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
 
 lint: setup ## ruff

@@ -33,28 +33,35 @@ from tlp_service.scoring.plan import Plan
 from tlp_service.serve import start_engine
 from tlp_service.settings import Settings
 
-CHUNKS = (16, 32, 64, 256)
+#: of the padded network
+CHUNKS = {"cpu": (16, 32, 64, 256), "cuda": (256, 512, 1024)}
+#: of the products that tell the rate; a GPU has none worth the name below millions
+ROWS = {"cpu": 512, "cuda": 1 << 16}
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
+}
 ONE_CALL, BEST_CHUNK, ENGINE, FLOOR = "padded, one call", "padded, best chunk", "engine", "floor"
 
 
-def open_session(model, threads):
+def open_session(model, device, threads):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[device]])
 
 
 class Padded:
     """The network as published: every padding row computed, in one session with all CPUs."""
 
-    def __init__(self, network, table, positions):
+    def __init__(self, network, table, positions, device):
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as scratch:
             warnings.simplefilter("ignore")
             batch = {0: torch.export.Dim("candidates")}
             example = (torch.zeros(2, positions.shape[1], table.shape[1]),)
             program = torch.onnx.export(network, example, dynamo=True, dynamic_shapes=(batch,), verbose=False)
             program.save(str(Path(scratch, "padded.onnx")))
-            self._session = open_session(Path(scratch, "padded.onnx").read_bytes(), usable_cpus())
+            self._session = open_session(Path(scratch, "padded.onnx").read_bytes(), device, usable_cpus())
         self._name = self._session.get_inputs()[0].name
         self._rows = table[positions]
 
@@ -70,9 +77,9 @@ class Floor:
     The rate is that of ONNX Runtime with as many single threads as there are CPUs, which is the best that we found here.
     """
 
-    ROWS, WIDTH, LAYERS = 512, 256, 16
+    WIDTH, LAYERS = 256, 16
 
-    def __init__(self, network, plan, distinct_rows):
+    def __init__(self, network, plan, distinct_rows, device):
         linear = {n: m.weight.numel() for n, m in network.named_modules() if isinstance(m, torch.nn.Linear)}
         of_rows = sum(
             size for name, size in linear.items() if name.startswith(("encoder", "attention.project_in"))
@@ -83,7 +90,8 @@ class Floor:
         attention = 2 * self.WIDTH * int((places**2).sum())
         self.multiply_adds = distinct_rows * of_rows + int(places.sum()) * of_places + attention
         nodes = [helper.make_node("MatMul", [f"x{n}", "w"], [f"x{n + 1}"]) for n in range(self.LAYERS)]
-        shape = [self.ROWS, self.WIDTH]
+        self._device, self._rows = device, ROWS[device]
+        shape = [self._rows, self.WIDTH]
         graph = helper.make_graph(
             nodes,
             "products",
@@ -93,52 +101,58 @@ class Floor:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
         onnx.checker.check_model(model)
-        self._session = open_session(model.SerializeToString(), 1)
+        self._session = open_session(model.SerializeToString(), device, 1)
 
     def seconds(self):
-        rows = np.ones((self.ROWS, self.WIDTH), dtype=np.float32)
-        repeats, cpus = 20, usable_cpus()
+        rows = np.ones((self._rows, self.WIDTH), dtype=np.float32)
+        rows_there = onnxruntime.OrtValue.ortvalue_from_numpy(rows, self._device)
+        repeats, parallel = 20, usable_cpus() if self._device == "cpu" else 1
 
         def multiply():
+            binding = self._session.io_binding()
+            binding.bind_ortvalue_input("x0", rows_there)
+            binding.bind_output(f"x{self.LAYERS}", self._device)
             for _ in range(repeats):
-                self._session.run(None, {"x0": rows})
+                self._session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
 
-        threads = [threading.Thread(target=multiply) for _ in range(cpus)]
+        multiply()
+        threads = [threading.Thread(target=multiply) for _ in range(parallel)]
         started = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        rate = cpus * repeats * self.LAYERS * self.ROWS * self.WIDTH**2 / (time.perf_counter() - started)
-        return self.multiply_adds / rate
+        took = time.perf_counter() - started
+        return self.multiply_adds * took / (parallel * repeats * self.LAYERS * self._rows * self.WIDTH**2)
 
 
 class Comparison:
     """One log's candidates by all ways."""
 
-    def __init__(self, log, engine):
-        records = list(LogReader().read_file(log))
-        kind = platform_kind(records[0].task.target)
+    def __init__(self, records, engine):
+        device = engine.scorer.device
+        self.kind = kind = platform_kind(records[0].task.target)
         features = PUBLISHED[kind]
         known = {}
         indices = np.array([known.setdefault(p, len(known)) for r in records for p in r.primitives])
         lengths = np.array([len(r.primitives) for r in records])
         self.candidates, self.primitives, self.distinct = len(records), len(indices), len(known)
-        self._table, _ = features.rows(list(known))
-        self._plan = Plan.of(indices, lengths, features.steps)
+        self.table, _ = features.rows(list(known))
+        self.plan = Plan.of(indices, lengths, features.steps)
         self._engine = engine
         self._loaded = engine.scorer.loaded(kind)
         network = PublishedNetwork(features.width).eval()
         file = engine.scorer.manifest.network(kind).file
         network.load_state_dict(read_weights(engine.scorer.folder / file))
-        self._padded = Padded(network, self._table, features.positions(indices, lengths))
-        self.floor = Floor(network, self._plan, len(self._table))
+        self._padded = Padded(network, self.table, features.positions(indices, lengths), device)
+        self.floor = Floor(network, self.plan, len(self.table), device)
         ours, theirs = self.run_engine(), self._padded.run(32)
         self.difference = float(np.max(np.abs(ours - theirs) / np.maximum(1, np.abs(theirs))))
-        self._chunk = min(CHUNKS, key=lambda chunk: seconds_of(lambda: self._padded.run(chunk)))
+        self._chunk = min(CHUNKS[device], key=lambda chunk: seconds_of(lambda: self._padded.run(chunk)))
 
     def run_engine(self):
-        work = Candidates(self._loaded, self._table, self._plan)
+        work = Candidates(self._loaded, self.table, self.plan)
         self._engine.executor.submit(work, "benchmark")
         return work.future.result()
 
@@ -152,33 +166,41 @@ class Comparison:
         }
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("log", type=Path)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--follow", action="store_true")
-    args = parser.parse_args()
-    comparison = Comparison(args.log, start_engine(Settings()))
-    comparison.measure()
-    if args.follow:
-        print(json.dumps({"difference": comparison.difference}), flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(comparison.measure()), flush=True)
-        return
-    runs = [comparison.measure() for _ in range(args.runs)]
+def report(comparison, runs):
+    """Measure in turn and print the table."""
+    measured = [comparison.measure() for _ in range(runs)]
     print(
         f"{comparison.candidates} candidates, {comparison.primitives} primitives, {comparison.distinct} distinct"
     )
     print(f"{comparison.floor.multiply_adds / 1e9:.2f} G multiply-adds must be done")
     print(f"largest difference of the scores, relative to max(1, |score|): {comparison.difference:.1e}")
-    engine = median_and_range([run[ENGINE] for run in runs])[0]
-    for name in runs[0]:
-        median, shortest, longest = median_and_range([run[name] for run in runs])
+    engine = median_and_range([run[ENGINE] for run in measured])[0]
+    for name in measured[0]:
+        median, shortest, longest = median_and_range([run[name] for run in measured])
         print(
-            f"  {name:<20} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   {median / engine:5.2f} x"
+            f"  {name:<20} {1e3 * median:8.1f} ms ({1e3 * shortest:.1f}-{1e3 * longest:.1f})   {median / engine:5.2f} x"
         )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--device", choices=list(CHUNKS), default="cpu")
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--follow", action="store_true")
+    args = parser.parse_args()
+    engine = start_engine(Settings(device=args.device))
+    comparison = Comparison(list(LogReader().read_file(args.log)), engine)
+    comparison.measure()
+    if args.follow:
+        print(json.dumps({"difference": comparison.difference}), flush=True)
+        for _ in sys.stdin:
+            print(json.dumps(comparison.measure()), flush=True)
+    else:
+        print(engine.calibration)
+        report(comparison, args.runs)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tlp_client.wire.fields import DEADLINE_HEADER
+from tlp_client.wire.fields import CACHED_HEADER, CANDIDATES_HEADER, CLIENT_HEADER, DEADLINE_HEADER
 
 Primitive = list[int | str | list[int]]
 
@@ -163,6 +163,10 @@ def _query(*parameters: tuple[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def _header(name: str, type_: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": type_}}
+
+
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorDocument} for status in statuses}
 
@@ -177,13 +181,12 @@ PREDICT: dict[str, Any] = {
         **_body(PredictDocument, PREDICT_EXAMPLES),
         "parameters": [
             *_query(_PLATFORM, _VERSION),
-            {
-                "name": DEADLINE_HEADER,
-                "in": "header",
-                "required": False,
-                "description": "Seconds the client will wait.",
-                "schema": {"type": "number"},
-            },
+            _header(DEADLINE_HEADER, "number", "Seconds the client will wait."),
+            _header(CLIENT_HEADER, "string", "Who asks; clients are served in turn. Its address by default."),
+            _header(
+                CANDIDATES_HEADER, "integer", "Candidates of the body; a full server then refuses unread."
+            ),
+            _header(CACHED_HEADER, "integer", "Candidates that were not asked for again, for the metrics."),
         ],
     },
 }

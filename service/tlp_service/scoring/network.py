@@ -88,22 +88,22 @@ class OnnxNetwork:
         self.device: Device = device
         self.steps = steps
         self._encodings = [o.name for o in self._session.get_outputs() if o.name != "raw_scores"]
-        self._known = [f"known_{name}" for name in self._encodings]
+        self.known_names = [f"known_{name}" for name in self._encodings]
         shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        if set(shapes) != {"rows", "positions", "counts", *self._known}:
+        if set(shapes) != {"rows", "positions", "counts", *self.known_names}:
             raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
         self.row_width = int(shapes["rows"][1])
         self._no_rows = np.empty((0, self.row_width), dtype=np.float32)
         #: Bytes of one encoded row.
         self.encoded_bytes = 4 * sum(
-            math.prod(size for size in shapes[name] if isinstance(size, int)) for name in self._known
+            math.prod(size for size in shapes[name] if isinstance(size, int)) for name in self.known_names
         )
         # Every dimension without a fixed size is that of the rows.
         self._nothing_known = [
             onnxruntime.OrtValue.ortvalue_from_numpy(
                 np.empty([size if isinstance(size, int) else 0 for size in shapes[name]], dtype=np.float32)
             )
-            for name in self._known
+            for name in self.known_names
         ]
 
     def encode(self, rows: npt.NDArray[np.float32]) -> Encoded:
@@ -152,7 +152,7 @@ class OnnxNetwork:
         binding = self._session.io_binding()
         for name, array in (("rows", rows), ("positions", positions), ("counts", counts)):
             binding.bind_cpu_input(name, array)
-        for name, value in zip(self._known, encoded, strict=True):
+        for name, value in zip(self.known_names, encoded, strict=True):
             binding.bind_ortvalue_input(name, value)
         return binding
 

@@ -87,6 +87,7 @@ class Scorer:
 
     def __init__(self, folder: Path, device: Device = "cpu", threads: int = 1) -> None:
         self.folder = folder
+        self.device = device
         self.manifest: Manifest = read_manifest(folder)
         self._networks: dict[PlatformKind, OnnxNetwork] = {}
         for network in self.manifest.networks:
