@@ -95,6 +95,17 @@ class Server:
         self._log.close()
 
 
+def request_of(candidates):
+    return {"format": 1, "task": {"workload_key": "[]", "target": "llvm"}, "candidates": candidates}
+
+
+def indexed(candidates, times):
+    """Return the request for candidates so many times, as clients send it."""
+    known = {}
+    indices = [[known.setdefault(json.dumps(step), len(known)) for step in c] for c in candidates]
+    return {**request_of(indices * times), "primitives": [json.loads(step) for step in known]}
+
+
 #: Python of the service's environment, for tests that run in the worker's
 SERVICE_PYTHON = os.environ.get(
     "TLP_SERVICE_PYTHON", str(Path(__file__).resolve().parent.parent / ".venv" / "bin" / "python")

@@ -9,24 +9,13 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
-from serving import start
+from serving import indexed, request_of, start
 
 from tlp_service.measurements.embedded import embedded_redis
 
 
 def steps_of(lines):
     return [json.loads(line)["i"][1][1] for line in lines]
-
-
-def request_of(candidates):
-    return {"format": 1, "task": {"workload_key": "[]", "target": "llvm"}, "candidates": candidates}
-
-
-def indexed(candidates, times):
-    """Return the request for candidates so many times, as clients send it."""
-    known = {}
-    indices = [[known.setdefault(json.dumps(step), len(known)) for step in c] for c in candidates]
-    return {**request_of(indices * times), "primitives": [json.loads(step) for step in known]}
 
 
 def in_threads(works):

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from models import write_linear_version
 from prometheus_client.parser import text_string_to_metric_families
-from serving import start
+from serving import indexed, start
 
 from tlp_service.cli import main
 
@@ -102,7 +102,7 @@ def test_secrets_are_masked_in_the_log(tmp_path, linear_version):
 def test_sigterm_with_50_requests_waiting_answers_them_all_and_exits_with_0(tmp_path, measured_lines):
     """What has begun is scored, the rest is told to go elsewhere, and nobody is cut off."""
     steps = [json.loads(line)["i"][1][1] for line in measured_lines[:40]]
-    request = {"format": 1, "task": {"workload_key": "[]", "target": "llvm"}, "candidates": steps * 50}
+    request = indexed(steps, 50)
     with start(tmp_path / "stream") as server:
         answers = []
 
