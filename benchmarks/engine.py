@@ -27,7 +27,7 @@ from tlp_client.tasks import platform_kind
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import read_weights
 from tlp_service.models.published import PublishedNetwork
-from tlp_service.scoring.executor import Candidates
+from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.plan import Plan
 from tlp_service.serve import start_engine

@@ -239,13 +239,16 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         scores = self._scores.find(version, distinct) if version is not None else {}
         asked = [line for line in distinct if line not in scores]
         cached = len(lines) - len(asked)
-        invalid = self._ask(task, asked, round_, cached, scores) if asked else 0
+        with self._lock:
+            self._unreported += cached
+        if asked:
+            self._ask(task, asked, round_, scores)
+        if not any(scores.values()):
+            raise BadAnswer("no candidate could be scored: the service calls all of them invalid")
         with self._lock:
             self.counts.predicts += 1
             self.counts.candidates += len(lines)
             self.counts.cached += cached
-            self.counts.invalid += invalid
-            self._unreported = 0 if asked else self._unreported + cached
         return [scores[line] for line in lines]
 
     def _ask(
@@ -253,26 +256,27 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         task: auto_scheduler.SearchTask,
         lines: Sequence[str],
         round_: Round,
-        cached: int,
         scores: dict[str, float],
-    ) -> int:
-        """Add the scores of candidates to those that are known, and return how many are invalid."""
+    ) -> None:
+        """Add the scores of candidates to those that are known; 0 for one that is invalid."""
         primitives, candidates = split_primitives(lines)
         described = Task(task.workload_key, str(task.target))
-        answer = self._connection.predict(
-            described, primitives, candidates, round_, cached + self._unreported
-        )
-        invalid = answer.scores.count(None)
-        if invalid == len(lines) and not scores:
-            raise BadAnswer(
-                f"no candidate could be scored: {next(iter(answer.errors.values()), 'no reason given')}"
-            )
+        with self._lock:
+            cached, self._unreported = self._unreported, 0
+        try:
+            answer = self._connection.predict(described, primitives, candidates, round_, cached)
+        except BaseException:
+            with self._lock:
+                self._unreported += cached
+            raise
         valued = [0.0 if score is None else score for score in answer.scores]
         self._scores.add(answer.version, lines, valued)
         scores.update(zip(lines, valued, strict=True))
+        if answer.errors:
+            log.info("invalid candidates: %s", next(iter(answer.errors.values())))
         with self._lock:
             self._latest = (answer.model, answer.version)
-        return invalid
+            self.counts.invalid += answer.scores.count(None)
 
     def _warn(self, error: Exception) -> None:
         with self._lock:

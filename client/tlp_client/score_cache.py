@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 #: Bytes of an entry beside its line: key, score, its place in the table.
@@ -23,7 +24,7 @@ class ScoreCache:
     def __init__(self, max_bytes: int = 32 << 20) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._scores: dict[tuple[str, str], float] = {}
+        self._scores: OrderedDict[tuple[str, str], float] = OrderedDict()  # a dict is slow to find its oldest
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -51,6 +52,5 @@ class ScoreCache:
                     self._bytes += len(line) + _ENTRY_BYTES
                 self._scores[version, line] = score
             while self._bytes > self._max_bytes:
-                oldest = next(iter(self._scores))
-                del self._scores[oldest]
-                self._bytes -= len(oldest[1]) + _ENTRY_BYTES
+                (_, oldest), _ = self._scores.popitem(last=False)
+                self._bytes -= len(oldest) + _ENTRY_BYTES

@@ -54,7 +54,12 @@ class Metrics:
             registry=registry,
         )
         self.waiting = Gauge(
-            "tlp_candidates_waiting", "Candidates that wait for the processor.", registry=registry
+            "tlp_candidates_waiting",
+            "Candidates that wait for the processor; to encode their primitives counts as some more.",
+            registry=registry,
+        )
+        self.clients = Gauge(
+            "tlp_clients_waiting", "Clients whose candidates wait for the processor.", registry=registry
         )
         self.rate = Gauge(
             "tlp_candidates_per_second", "Candidates a second that can be scored.", registry=registry

@@ -16,11 +16,12 @@ import uvicorn
 
 from tlp_service.api.app import create_app
 from tlp_service.api.protocol import HttpProtocol
-from tlp_service.api.service import Engine
+from tlp_service.api.service import Engine, Reading
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.scoring.calibration import calibrate
-from tlp_service.scoring.executor import Candidates, Executor
+from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.executor import Executor
 from tlp_service.scoring.fair_queue import FairQueue
 from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
@@ -34,6 +35,10 @@ KEEP_ALIVE_S = 300
 #: Seconds after which a thread that computes in Python lets others do so. The default of 5 ms is more than a batch
 #: takes: while a large body is read, the threads that score would mostly wait for their turn to hand out the next one.
 SWITCH_INTERVAL_S = 0.0005
+#: Bodies that are read at a time. They have one interpreter among them, but a large one must not keep all others waiting.
+READERS = 2
+#: Bytes a second that are read, until it has been measured.
+READ_BYTES_PER_S = 1e7
 #: Seconds that running requests get after SIGTERM.
 GRACE_S = 20
 
@@ -57,7 +62,7 @@ def serve(settings: Settings) -> int:
     gc.collect()
     gc.freeze()
     with contextlib.ExitStack() as stack:
-        stack.callback(engine.executor.close)
+        stack.callback(engine.close)
         listener = stack.enter_context(_listen(settings.host, settings.port))
         if settings.redis_url is not None:
             redis_url = settings.redis_url.get_secret_value()
@@ -73,7 +78,7 @@ def serve(settings: Settings) -> int:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        _run(_Server(config, engine.executor), listener)
+        _run(_Server(config, engine), listener)
     return 0
 
 
@@ -95,17 +100,24 @@ def start_engine(settings: Settings) -> Engine:
         settings.max_waiting,
         settings.max_waiting_mib << 20,
         calibration.candidates_per_s,
-        mixes=settings.device == "cuda",
+        mixes=scorer.loaded(probe.platform_kind).mixes,
     )
-    return Engine(scorer, calibration, Executor(queue, calibration.executors, calibration.chunk))
+    # How many bodies wait is bounded by their memory.
+    bodies: FairQueue[Reading] = FairQueue(sys.maxsize, sys.maxsize, READ_BYTES_PER_S, unit="bytes")
+    return Engine(
+        scorer,
+        calibration,
+        Executor(queue, calibration.executors, calibration.chunk),
+        Executor(bodies, threads=READERS, chunk=sys.maxsize, name="read"),
+    )
 
 
 class _Server(uvicorn.Server):
     """Stops on a signal: what is being scored is answered, what waits for its turn gets 503."""
 
-    def __init__(self, config: uvicorn.Config, executor: Executor) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
-        self._executor = executor
+        self._engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -115,7 +127,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not here: the signal may have come in the middle of a change of the queue.
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._executor.drain)
+            self._loop.call_soon_threadsafe(self._engine.drain)
         super().handle_exit(sig, frame)
 
 

@@ -10,7 +10,8 @@ from models import write_linear_onnx
 
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
 from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring.executor import Candidates, Executor
+from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.executor import Executor
 from tlp_service.scoring.fair_queue import FairQueue
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import Plan
@@ -23,7 +24,10 @@ class Plain:
 
     steps, row_width, encoded_bytes = STEPS, 1, 4
 
-    def __init__(self):
+    def __init__(self, mixes=False):
+        self.mixes = mixes
+        self.may_encode = threading.Event()
+        self.may_encode.set()
         self.may_run = threading.Event()
         self.may_run.set()
         self.started = threading.Semaphore(0)
@@ -31,6 +35,7 @@ class Plain:
 
     def encode(self, rows):
         self.encoded += 1
+        assert self.may_encode.wait(20)
         return rows[:, 0]
 
     def score(self, encoded, positions, counts):
@@ -60,8 +65,8 @@ def running():
     """Make executors that are closed at the end."""
     executors = []
 
-    def start(threads=2, chunk=4, mixes=False, max_candidates=10**6, rate=1e6):
-        queue = FairQueue(max_candidates, 1 << 30, rate, mixes)
+    def start(threads=2, chunk=4, mixes=False, max_size=10**6, rate=1e6):
+        queue = FairQueue(max_size, 1 << 30, rate, mixes)
         executors.append(Executor(queue, threads, chunk))
         return executors[-1]
 
@@ -80,6 +85,7 @@ def plain():
 @pytest.mark.parametrize("mixes", [False, True])
 def test_scores_come_back_in_the_order_of_the_candidates(running, plain, mixes):
     executor = running(mixes=mixes)
+    plain.mixes = mixes
     candidates = [[n % 3] * (n % 7) for n in range(50)]
     work = candidates_of(plain, [1, 10, 100], candidates)
     executor.submit(work, "a")
@@ -94,6 +100,18 @@ def test_rows_are_encoded_once_a_request(running, plain):
     executor.submit(work, "a")
     work.future.result(20)
     assert (plain.encoded, len(plain.batches)) == (1, 30)
+
+
+def test_no_thread_waits_for_rows_that_another_encodes(running, plain):
+    executor, other = running(threads=2), Plain()
+    plain.may_encode.clear()
+    slow, quick = candidates_of(plain, [1], [[0]] * 9), candidates_of(other, [2], [[0]])
+    executor.submit(slow, "a")
+    executor.submit(quick, "b")
+    assert quick.future.result(20).tolist() == [2]
+    plain.may_encode.set()
+    assert slow.future.result(20).tolist() == [1] * 9
+    assert plain.encoded == 1
 
 
 def test_all_threads_work_on_one_request(running, plain):
@@ -118,6 +136,7 @@ def test_a_free_thread_takes_what_comes_while_others_are_busy(running, plain):
 
 def test_a_batch_of_several_clients_scores_each_by_its_own_rows(running, plain):
     executor = running(threads=1, chunk=100, mixes=True)
+    plain.mixes = True
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]]), "first")
     plain.started.acquire(timeout=20)
@@ -134,6 +153,7 @@ def test_a_batch_of_several_clients_scores_each_by_its_own_rows(running, plain):
 
 def test_one_that_fails_in_a_batch_with_others_fails_alone(running, plain):
     executor = running(threads=1, chunk=100, mixes=True)
+    plain.mixes = True
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]]), "first")
     plain.started.acquire(timeout=20)
@@ -142,7 +162,7 @@ def test_one_that_fails_in_a_batch_with_others_fails_alone(running, plain):
     executor.submit(good, "good")
     plain.may_run.set()
     assert good.future.result(20).tolist() == [2]
-    with pytest.raises(ScoringFailed, match="a row is negative"):
+    with pytest.raises(ScoringFailed, match="the network failed"):
         bad.future.result(20)
 
 
@@ -171,7 +191,7 @@ def test_a_deadline_that_passes_in_the_queue(running, plain):
 
 
 def test_a_full_queue_refuses(running, plain):
-    executor = running(threads=1, chunk=1, max_candidates=3)
+    executor = running(threads=1, chunk=1, max_size=5)
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]] * 3), "a")
     plain.started.acquire(timeout=20)
@@ -201,6 +221,7 @@ def test_many_clients_with_random_cancels_each_get_their_own_scores(running, tmp
     """Over ONNX Runtime: each that is not cancelled gets the sums of its own rows, whatever shares its batches."""
     write_linear_onnx(tmp_path / "cpu.onnx", PUBLISHED["cpu"].width, 1.0)
     network = OnnxNetwork(tmp_path / "cpu.onnx", STEPS, "cpu")
+    network.mixes = mixes
     executor = running(threads=3, chunk=16, mixes=mixes)
     outcomes = []
 
@@ -233,10 +254,29 @@ def test_many_clients_with_random_cancels_each_get_their_own_scores(running, tmp
     assert executor._queue.held_bytes == 0
 
 
-def test_closing_ends_the_threads(plain):
-    executor = Executor(FairQueue(10, 10, 1.0), 3, 4)
-    executor.close()
+def test_closing_ends_the_threads_and_refuses_what_is_left(plain):
+    executor = Executor(FairQueue(100, 10**6, 1.0), 1, 1)
+    plain.may_run.clear()
+    work = candidates_of(plain, [1], [[0]] * 5)
+    executor.submit(work, "a")
+    plain.started.acquire(timeout=20)
+    closing = threading.Thread(target=executor.close)
+    closing.start()
+    plain.may_run.set()
+    closing.join()
     assert not any(thread.is_alive() for thread in executor._threads)
+    with pytest.raises(NotReady):
+        work.future.result(0)
+
+
+def test_failures_do_not_change_the_rate(running, plain):
+    executor = running(rate=1000.0)
+    for _ in range(50):
+        bad = candidates_of(plain, [-1], [[0]])
+        executor.submit(bad, "a")
+        with pytest.raises(ScoringFailed):
+            bad.future.result(20)
+    assert executor.rate < 10_000  # that of 50 openings in no time would be millions
 
 
 def test_a_large_request_leaves_the_small_ones_in_between(running, plain):

@@ -8,8 +8,8 @@ from tlp_service.errors import DeadlinePassed, QueueFull
 from tlp_service.scoring.fair_queue import FairQueue, Job
 
 
-def job(client, candidates, lane="v1", deadline=None, nbytes=1):
-    return Job(client, lane, candidates, nbytes, deadline, None)
+def job(client, size, lane="v1", deadline=None, nbytes=1, opening=0):
+    return Job(client, lane, size, opening, nbytes, deadline, None)
 
 
 def queue_of(*jobs, rate=1000.0, mixes=False, now=0.0):
@@ -104,7 +104,7 @@ def test_only_what_nobody_began_is_untouched():
     begun, waiting = job("a", 4), job("b", 4)
     queue = queue_of(begun, waiting)
     queue.take(2, 0.0)
-    assert queue.untouched() == [waiting]
+    assert {j for j in queue.held() if not j.taken} == {waiting}
 
 
 def test_the_time_for_a_job_counts_of_others_at_most_as_much_as_is_its_own():
@@ -151,12 +151,55 @@ def test_an_empty_queue_takes_what_it_thinks_is_too_much():
 
 @pytest.mark.parametrize(("candidates", "nbytes", "what"), [(7, 1, "candidates"), (1, 70, "bytes")])
 def test_candidates_and_bytes_are_bounded(candidates, nbytes, what):
-    queue = FairQueue(max_candidates=10, max_bytes=100, rate=2.0)
+    queue = FairQueue(max_size=10, max_bytes=100, rate=2.0)
     queue.offer(job("a", 4, nbytes=40), 0.0)
-    with pytest.raises(QueueFull, match=f"{what} wait already") as full:
+    with pytest.raises(QueueFull, match=f"{what} would wait with these") as full:
         queue.offer(job("b", candidates, nbytes=nbytes), 0.0)
     assert full.value.retry_after == 2
     queue.offer(job("b", 6, nbytes=60), 0.0)
+
+
+def test_one_client_cannot_fill_the_queue_for_all():
+    queue = FairQueue(max_size=100, max_bytes=10**6, rate=1000.0)
+    queue.offer(job("greedy", 90), 0.0)
+    with pytest.raises(QueueFull):
+        queue.offer(job("greedy", 20), 0.0)
+    queue.offer(job("small", 50), 0.0)
+    with pytest.raises(QueueFull):
+        queue.offer(job("small", 1), 0.0)
+    queue.offer(job("third", 33), 0.0)
+    with pytest.raises(QueueFull, match="would wait"):  # twice the bound is the end for all
+        queue.offer(job("fourth", 28), 0.0)
+
+
+def test_a_job_is_opened_once_and_others_are_served_meanwhile():
+    queue = queue_of(job("a", 10, opening=4), rate=1000.0)
+    ((opening,), _) = queue.take(2, 0.0)
+    assert (opening.first, opening.count) == (0, 4)
+    assert queue.take(2, 0.0) == ([], [])
+    queue.offer(job("b", 2), 0.0)
+    ((part,), _) = queue.take(2, 0.0)
+    assert part.job.client == "b"
+    assert not queue.returned(opening, 0.01)
+    ((part,), _) = queue.take(2, 0.0)
+    assert (part.job.client, part.first, part.count) == ("a", 4, 2)
+
+
+def test_opening_counts_in_the_turn_of_its_client():
+    queue = queue_of(job("a", 10, opening=8), job("b", 20))
+    order = []
+    while parts := queue.take(2, 0.0)[0]:
+        order.append(parts[0].job.client)
+        queue.returned(parts[0], 0)
+    assert "".join(order) == "abbbbabbbbbb"
+
+
+def test_the_rate_is_that_of_the_work_and_not_of_the_slices():
+    queue = queue_of(job("a", 10**5), rate=1000.0)
+    for count in (100, 1) * 300:  # one alone takes as long as 20
+        ((part,), _) = queue.take(count, 0.0)
+        queue.returned(part, max(count, 20) / 1000)
+    assert queue.rate == pytest.approx(101 / 0.12, rel=0.05)
 
 
 def test_the_rate_follows_what_is_measured():
@@ -174,11 +217,18 @@ def test_clients_that_come_and_go_leave_nothing_behind():
         queue.take(1, 0.0)
         queue.take(1, 0.0)
     assert len(queue._idle) <= 1025
+    assert len(queue._demands) <= 1025
 
 
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("offer"), st.sampled_from("abc"), st.integers(1, 40), st.sampled_from("vw")),
+        st.tuples(
+            st.just("offer"),
+            st.sampled_from("abc"),
+            st.integers(1, 40),
+            st.sampled_from("vw"),
+            st.integers(0, 20),
+        ),
         st.tuples(st.just("take"), st.integers(1, 16)),
         st.tuples(st.just("return"), st.integers(0, 5)),
         st.tuples(st.just("withdraw"), st.integers(0, 20)),
@@ -193,15 +243,22 @@ ACTIONS = st.lists(
 def test_whatever_happens_each_candidate_is_handed_out_once_or_its_job_has_ended(actions, mixes):
     queue = FairQueue(10**6, 10**6, 1e9, mixes)
     jobs, out, handed, ended, now = [], [], {}, set(), 0.0
-    for action in [*actions, *[("take", 16)] * 400]:
+    for action in [*actions, *[("take", 16), ("return", 0)] * 400]:
         if action[0] == "offer":
-            jobs.append(job(*action[1:3], lane=action[3], deadline=now + 6))
+            jobs.append(
+                job(*action[1:3], lane=action[3], deadline=now + 6, opening=min(action[2], action[4]))
+            )
             queue.offer(jobs[-1], now)
             handed[jobs[-1]] = []
         elif action[0] == "take":
             slices, late = queue.take(action[1], now)
-            assert bool(slices) or bool(late) or queue.waiting == 0
-            assert sum(part.count for part in slices) <= action[1]
+            being_opened = {part.job for part in out if part.first < part.job.opening}
+            assert bool(slices) or bool(late) or queue.waiting == 0 or being_opened
+            assert sum(p.count for p in slices if p.first >= p.job.opening) <= action[1]
+            for part in slices:
+                if part.job.opening:
+                    assert part.first >= part.job.opening or part.count == part.job.opening
+                    assert part.job not in being_opened
             assert len({part.job.lane for part in slices}) <= 1
             assert mixes or len(slices) <= 1
             for part in slices:
@@ -213,7 +270,7 @@ def test_whatever_happens_each_candidate_is_handed_out_once_or_its_job_has_ended
             part = out.pop(action[1] % len(out))
             if queue.returned(part, 0.01):
                 assert part.job not in ended
-                assert handed[part.job] == list(range(part.job.candidates))
+                assert handed[part.job] == list(range(part.job.size))
                 ended.add(part.job)
         elif action[0] == "withdraw" and jobs:
             one = jobs[action[1] % len(jobs)]

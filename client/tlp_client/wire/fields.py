@@ -16,7 +16,7 @@ DEADLINE_HEADER = "tlp-deadline-s"
 #: request header: who asks; requests of different clients are served in turn
 CLIENT_HEADER = "tlp-client"
 
-#: request header: candidates of the body, so that a server that is full need not read it
+#: request header: candidates of the body, so that a server that is full need not decode it
 CANDIDATES_HEADER = "tlp-candidates"
 
 #: request header: candidates that the client did not have to ask for since its last request, for the metrics

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, status
+from tlp_service.api.body import BodyMemory
 from tlp_service.api.service import Engine, Service
 from tlp_service.errors import ApiError, InvalidBody
 from tlp_service.measurements.stream import MeasurementStream
@@ -38,7 +39,9 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
         stream = MeasurementStream(redis_url, settings.measurement_id_days)
         if weakness := await stream.weakness():
             log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
-        app.state.service = Service(settings, engine, stream, metrics)
+        app.state.service = Service(
+            settings, engine, stream, metrics, BodyMemory(settings.max_waiting_mib << 20)
+        )
         try:
             yield
         finally:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from tlp_client.wire.fields import read_name
-from tlp_service.errors import BodyTooLarge, ClientGone, InvalidBody, MalformedBody
+from tlp_client.wire.fields import CLIENT_HEADER, read_name
+from tlp_service.errors import BodyTooLarge, ClientGone, InvalidBody, MalformedBody, QueueFull
 
 T = TypeVar("T")
 
@@ -41,13 +42,64 @@ def content_type(request: Request, accepted: Sequence[str]) -> str:
     return stated
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+class BodyMemory:
+    """Counts the bytes of bodies from when they arrive until they are read.
+
+    Parameters
+    ----------
+    most : int
+        Bytes that all together may take, unless it is only one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+
+    @contextmanager
+    def reserve(self) -> Iterator[Reservation]:
+        """Return the count of one body, which is released at the end if not before."""
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            reservation.release()
+
+    def change(self, more: int, already: int) -> bool:
+        """Add bytes to a body that has so many already; return whether there was room."""
+        if more > 0 and self._held > already and self._held + more > self._most:
+            return False
+        self._held += more
+        return True
+
+
+class Reservation:
+    """The bytes of one body."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._bytes = 0
+
+    def grow(self, more: int) -> bool:
+        """Count more bytes; return whether there is room for them."""
+        has_room = self._memory.change(more, self._bytes)
+        self._bytes += more if has_room else 0
+        return has_room
+
+    def release(self) -> None:
+        """Count none of them any more."""
+        self._memory.change(-self._bytes, self._bytes)
+        self._bytes = 0
+
+
+async def read_body(request: Request, limit: int, memory: Reservation) -> bytes:
     """Return the whole body, decompressed.
 
     Raises
     ------
     BodyTooLarge
         If it is larger than `limit` bytes as sent or as decompressed.
+    QueueFull
+        If the bodies of other requests leave no memory for it.
     MalformedBody
         If the encoding is unknown, the gzip stream is damaged, or the body was cut.
     """
@@ -57,11 +109,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     inflate = _Inflater() if encoding == "gzip" else None
     parts: list[bytes] = []
     size = received = 0
-    too_large = False
+    too_large = has_no_room = False
     try:
         async for chunk in request.stream():
             received += len(chunk)
-            if too_large:
+            if too_large or has_no_room:
                 if received > _DRAINED_BYTES:
                     break
                 continue
@@ -69,12 +121,16 @@ async def read_body(request: Request, limit: int) -> bytes:
             size += len(part)
             parts.append(part)
             too_large = size > limit or received > limit
-            if too_large:
+            has_no_room = not memory.grow(len(part))
+            if too_large or has_no_room:
                 parts.clear()
+                memory.release()
     except ClientDisconnect:
         raise MalformedBody("the connection closed before the body was whole") from None
     if too_large:
         raise BodyTooLarge(f"body: larger than the {limit} bytes that one request may hold")
+    if has_no_room:
+        raise QueueFull("the bodies of other requests leave no memory for this one", retry_after=1)
     if inflate is not None and not inflate.is_whole:
         raise MalformedBody("body: the gzip stream is cut")
     return b"".join(parts)
@@ -98,6 +154,8 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
     finally:
         answering.cancel()
         leaving.cancel()
+        # What they end with is nobody's any more, but somebody has to have looked at it.
+        await asyncio.gather(answering, leaving, return_exceptions=True)
 
 
 class _Inflater:
@@ -158,6 +216,18 @@ def check_count(document: Any, field: str, limit: int) -> None:
     elements = document.get(field) if isinstance(document, dict) else None
     if isinstance(elements, list) and len(elements) > limit:
         raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")
+
+
+def read_client(request: Request) -> str:
+    """Return who asks, in whose name a request waits: as the client says, else its address.
+
+    Raises
+    ------
+    InvalidRequest
+        If what it says is no name.
+    """
+    stated = read_name(request.headers.get(CLIENT_HEADER), f"header {CLIENT_HEADER}")
+    return stated or (request.client.host if request.client else "")
 
 
 def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None]:

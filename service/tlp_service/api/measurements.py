@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-import anyio.to_thread
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -19,9 +19,10 @@ from tlp_service.api.body import (
     content_type,
     decode_json,
     read_body,
+    read_client,
     read_query,
 )
-from tlp_service.api.service import Service
+from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import measurements, read_log
 from tlp_service.errors import InvalidBody
 from tlp_service.measurements.stream import Entry
@@ -61,11 +62,13 @@ async def measure(request: Request) -> Response:
     """
     service: Service = request.app.state.service
     kind = content_type(request, (JSON, NDJSON))
-    body = await read_body(request, service.settings.max_body)
     query = read_query(request, QUERY if kind == NDJSON else ())
-    # In a thread: a large log takes a second, and the event loop has other requests to answer.
-    prepared = await anyio.to_thread.run_sync(_prepare, service, kind, body, query)
-    added = await service.stream.append(prepared.entries)
+    caller = Caller(read_client(request), deadline=None)
+    with service.bodies.reserve() as memory:
+        body = await read_body(request, service.settings.max_body, memory)
+        read = partial(_prepare, service, kind, body, query)
+        prepared = await caller.read(service.engine.readers, read, len(body))
+        added = await service.stream.append(prepared.entries)
     _count(service, prepared, added)
     answer = {
         "format": FORMAT,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,34 +17,35 @@ from tlp_client.logs import RefusedLine
 from tlp_client.wire.fields import (
     CACHED_HEADER,
     CANDIDATES_HEADER,
-    CLIENT_HEADER,
     DEADLINE_HEADER,
     FORMAT,
-    read_name,
 )
 from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
 from tlp_service.api.body import (
     JSON,
     NDJSON,
+    Reservation,
     check_count,
     content_type,
     decode_json,
     read_body,
+    read_client,
     read_query,
     unless_gone,
 )
-from tlp_service.api.service import Service
+from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
-from tlp_service.errors import ApiError, BodyTooLarge, DeadlinePassed, InvalidBody, UnknownName
+from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, UnknownName
 from tlp_service.scoring.scorer import Prepared, Scored
-
-T = TypeVar("T")
 
 router = APIRouter()
 
 #: query parameters of a tuning log
 QUERY = ("platform", "version")
+
+#: scores that take less time to encode than to hand to a thread
+_FEW_SCORES = 4096
 
 #: digits of the largest count that a header may state
 _LONGEST_COUNT = 9
@@ -62,72 +62,30 @@ async def predict(request: Request) -> Response:
     arrived = time.monotonic()
     kind = content_type(request, (JSON, NDJSON))
     deadline_s = _deadline(request)
-    client = _client(request)
-    stated = _count_in(request, CANDIDATES_HEADER)
-    service.metrics.cached.inc(_count_in(request, CACHED_HEADER))
+    caller = Caller(read_client(request), None if deadline_s is None else arrived + deadline_s)
+    candidates, cached = _count_in(request, CANDIDATES_HEADER), _count_in(request, CACHED_HEADER)
     query = read_query(request, QUERY if kind == NDJSON else ())
-    score = _Score(service, client, None if deadline_s is None else arrived + deadline_s)
-    body = await read_body(request, service.settings.max_body)
-    if stated:
-        service.engine.executor.check(client, stated, score.left())
-    answer = _answer_log(score, body, query) if kind == NDJSON else _answer_request(score, body)
-    return Response(await unless_gone(request, answer), media_type=JSON)
+    with service.bodies.reserve() as memory:
+        body = await read_body(request, service.settings.max_body, memory)
+        if candidates:
+            service.engine.executor.check(caller.name, candidates, caller.left())
+        # The coroutine is the only one to hold the body, and lets go of it when it has read it.
+        answer = (_answer_log if kind == NDJSON else _answer_request)(service, caller, memory, query, body)
+        del body
+        encoded = await unless_gone(request, answer)
+    service.metrics.cached.inc(cached)
+    return Response(encoded, media_type=JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class _Score:
-    """Scores what one request holds, in its client's name and until its deadline."""
-
-    service: Service
-    client: str
-    deadline: float | None
-
-    def left(self) -> float | None:
-        """Return the seconds until the deadline.
-
-        Raises
-        ------
-        DeadlinePassed
-            If there are none: whatever would be done now is for nobody.
-        """
-        if self.deadline is None:
-            return None
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlinePassed("the deadline passed before the candidates could be scored")
-        return left
-
-    async def read(self, work: Callable[[], T], body: bytes) -> T:
-        """Return what `work` makes of the body, which large bodies have to wait for."""
-
-        def in_time() -> T:
-            self.left()
-            return work()
-
-        return await self.service.compute(in_time, len(body))
-
-    async def __call__(self, prepared: Prepared) -> Scored:
-        """Wait for the raw scores and return the served ones."""
-        engine, candidates = self.service.engine, prepared.candidates
-        left = self.left()
-        job = engine.executor.submit(candidates, self.client, left)
-        try:
-            raw = asyncio.wrap_future(candidates.future)
-            await asyncio.wait({raw}, timeout=left)
-            if not raw.done():
-                raise DeadlinePassed("the deadline passed before all candidates were scored")
-            scored = engine.scorer.finish(prepared, raw.result())
-        finally:
-            engine.executor.withdraw(job)  # nobody waits any more, for whatever reason
-        _count(self.service, scored)
-        return scored
-
-
-async def _answer_request(score: _Score, body: bytes) -> bytes:
-    service = score.service
-    scored = await score(await score.read(lambda: _read_request(service, body), body))
+async def _answer_request(
+    service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
+) -> bytes:
+    prepared = await caller.read(service.engine.readers, partial(_read_request, service, body), len(body))
+    del body
+    memory.release()
+    scored = await _score(service, caller, prepared)
     errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
-    return await service.compute(lambda: _encode(service, scored.scores, errors), scored.scores.nbytes)
+    return await _encode(service, scored.scores, errors)
 
 
 def _read_request(service: Service, body: bytes) -> Prepared:
@@ -140,22 +98,32 @@ def _read_request(service: Service, body: bytes) -> Prepared:
     return service.engine.scorer.prepare(request)
 
 
-async def _answer_log(score: _Score, body: bytes, query: dict[str, str | None]) -> bytes:
-    service = score.service
+async def _score(service: Service, caller: Caller, prepared: Prepared) -> Scored:
+    raw = await caller.wait(service.engine.executor, prepared.candidates)
+    scored = service.engine.scorer.finish(prepared, raw)
+    _count(service, scored)
+    return scored
+
+
+async def _answer_log(
+    service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
+) -> bytes:
     platform, version = query["platform"], query["version"]
     _check_version(service, version)
-    lines, tasks = await score.read(lambda: _read_log(service, body, platform, version), body)
+    read = partial(_read_log, service, body, platform, version)
+    lines, tasks = await caller.read(service.engine.readers, read, len(body))
+    del body, read
+    memory.release()
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
     for prepared, positions in tasks:
         if isinstance(prepared, ApiError):
             errors.update(dict.fromkeys(positions, str(prepared)))
             continue
-        scored = await score(prepared)
+        scored = await _score(service, caller, prepared)
         scores[positions] = scored.scores
         errors.update({positions[p]: message for p, message in scored.errors.items()})
-    listed = _line_errors(lines, errors)
-    return await service.compute(lambda: _encode(service, scores, listed, lines=lines.numbers), len(body))
+    return await _encode(service, scores, _line_errors(lines, errors), lines=lines.numbers)
 
 
 def _read_log(
@@ -174,12 +142,6 @@ def _read_log(
             # The target of this task does not decide the network, or contradicts the platform; another's may not.
             tasks.append((error, positions))
     return lines, tasks
-
-
-def _client(request: Request) -> str:
-    """Return who asks, by whose name requests wait in turn: as the client says, or its address."""
-    stated = read_name(request.headers.get(CLIENT_HEADER), f"header {CLIENT_HEADER}")
-    return stated or (request.client.host if request.client else "")
 
 
 def _deadline(request: Request) -> float | None:
@@ -232,17 +194,18 @@ def _count(service: Service, scored: Scored) -> None:
     metrics.truncated.inc(scored.truncated)
 
 
-def _encode(
+async def _encode(
     service: Service, scores: npt.NDArray[np.float64], errors: list[dict[str, Any]], **more: object
 ) -> bytes:
     manifest = service.engine.scorer.manifest
-    return msgspec.json.encode(
-        {
-            "format": FORMAT,
-            "model": manifest.model,
-            "version": manifest.version,
-            "scores": scores.tolist(),  # NaN, the score of an invalid candidate, is written as null
-            "errors": errors,
-            **more,
-        }
-    )
+    document = {
+        "format": FORMAT,
+        "model": manifest.model,
+        "version": manifest.version,
+        "scores": scores.tolist(),  # NaN, the score of an invalid candidate, is written as null
+        "errors": errors,
+        **more,
+    }
+    if len(scores) <= _FEW_SCORES:
+        return msgspec.json.encode(document)
+    return await asyncio.to_thread(msgspec.json.encode, document)

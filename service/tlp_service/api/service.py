@@ -1,18 +1,20 @@
-"""What the routes share."""
+"""What the routes share, and how a request waits for work that is done in other threads."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import anyio
-import anyio.to_thread
-
+from tlp_service.api.body import BodyMemory
+from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.calibration import Calibration
-from tlp_service.scoring.executor import Executor
+from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.executor import Executor, Work
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 
@@ -22,13 +24,60 @@ T = TypeVar("T")
 _SMALL = 16 << 10
 
 
+class Reading(Work[Any]):
+    """The reading of a body, as work for an `Executor`; a unit is a byte.
+
+    Parameters
+    ----------
+    read : callable
+        Reads it, and returns what it says.
+    size : int
+        Bytes of the body.
+    """
+
+    def __init__(self, read: Callable[[], Any], size: int) -> None:
+        super().__init__()
+        self._read = read
+        self._size = size
+        self._said: Any = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return self._size
+
+    @property
+    def nbytes(self) -> int:
+        """0, for `BodyMemory` counts them since they began to arrive."""
+        return 0
+
+    def run(self, first: int, count: int) -> None:
+        """Read it, all at once."""
+        self._said = self._read()
+
+    def result(self) -> Any:
+        """Return what it says."""
+        return self._said
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The loaded version, and the threads that score with it."""
+    """The loaded version, and the threads that read bodies and score with it."""
 
     scorer: Scorer
     calibration: Calibration
-    executor: Executor
+    executor: Executor[Candidates]
+    readers: Executor[Reading]
+
+    def drain(self) -> None:
+        """Refuse what has not begun and what comes."""
+        self.readers.drain()
+        self.executor.drain()
+
+    def close(self) -> None:
+        """End all threads."""
+        self.readers.close()
+        self.executor.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +88,64 @@ class Service:
     engine: Engine
     stream: MeasurementStream
     metrics: Metrics
-    readers: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    bodies: BodyMemory
 
-    async def compute(self, work: Callable[[], T], nbytes: int) -> T:
-        """Return what `work` returns, computed in a thread if it works on so many bytes that others would feel it."""
-        if nbytes <= _SMALL:
-            return work()
-        return await anyio.to_thread.run_sync(work, limiter=self.readers)
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """In whose name a request waits, and how long.
+
+    Parameters
+    ----------
+    name : str
+        Of the client.
+    deadline : float or None
+        Time on the monotonic clock after which it is gone.
+    """
+
+    name: str
+    deadline: float | None
+
+    def left(self) -> float | None:
+        """Return the seconds until the deadline.
+
+        Raises
+        ------
+        DeadlinePassed
+            If there are none: whatever would be done now is for nobody.
+        """
+        if self.deadline is None:
+            return None
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed("the deadline passed before the request could be worked on")
+        return left
+
+    async def wait(self, executor: Executor[Any], work: Work[T]) -> T:
+        """Have work done and return its result.
+
+        Raises
+        ------
+        QueueFull, NotReady, DeadlinePassed
+            See `Executor.submit`; the last also if it is not done by the deadline.
+        """
+        left = self.left()
+        job = executor.submit(work, self.name, left)
+        result = asyncio.wrap_future(work.future)
+        try:
+            await asyncio.wait({result}, timeout=left)
+            if not result.done():
+                raise DeadlinePassed("the deadline passed before the request was done")
+            return result.result()
+        finally:
+            # Nobody waits any more, for whatever reason, nor looks at what may still come.
+            executor.withdraw(job)
+            result.cancel()
+
+    async def read(self, executor: Executor[Reading], read: Callable[[], T], size: int) -> T:
+        """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
+        if size <= _SMALL:
+            self.left()
+            return read()
+        said: T = await self.wait(executor, Reading(read, size))
+        return said

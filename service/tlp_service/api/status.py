@@ -67,6 +67,7 @@ async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
     service: Service = request.app.state.service
     service.metrics.waiting.set(service.engine.executor.waiting)
+    service.metrics.clients.set(service.engine.executor.clients)
     service.metrics.rate.set(service.engine.executor.rate)
     try:
         service.metrics.stream_length.set(await service.stream.check())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tlp_service.scoring.executor import Candidates, Executor
+from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.executor import Executor
 from tlp_service.scoring.fair_queue import FairQueue
 from tlp_service.scoring.network import Device, OnnxNetwork
 from tlp_service.scoring.plan import Plan
@@ -45,7 +47,7 @@ class Calibration:
     precision : {"fp32"}
         Of the network's arithmetic.
     candidates_per_s : float
-        What was measured with these; 0 where it was not.
+        What was measured with these.
     """
 
     executors: int
@@ -102,7 +104,8 @@ def _measure(network: OnnxNetwork, executors: int, chunk: int) -> float:
     lengths = random.integers(network.steps // 3, network.steps, candidates)
     plan = Plan.of(random.integers(0, _PROBE_ROWS, int(lengths.sum())), lengths, network.steps)
     table = np.ones((1 + _PROBE_ROWS, network.row_width), dtype=np.float32)
-    executor = Executor(FairQueue(candidates, 1 << 40, rate=1.0), executors, chunk)
+    queue: FairQueue[Candidates] = FairQueue(sys.maxsize, sys.maxsize, rate=1.0)
+    executor = Executor(queue, executors, chunk)
     try:
         times = []
         for _ in range(3):

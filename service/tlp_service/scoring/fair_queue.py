@@ -1,15 +1,16 @@
-"""Whose candidates are scored next: a policy without threads, clock or network of its own.
+"""Whose work is done next: a policy without threads, clock or network of its own.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996), counted in candidates. Each client has one FIFO and a start tag: how many
-candidates it has been served since the queue was last empty. The client with the least tag is served a slice, and its tag grows by the slice.
-A client that comes back begins at the tag that is being served, so it neither waits for those that are behind it nor is
-paid for the time it was away. Between clients that all have work this is round robin.
+Start-time fair queueing (Goyal, Vin, Cheng 1996), counted in units of work: candidates where they are scored, bytes where bodies
+are read. Each client has one FIFO and a start tag: how many units it has been served since the queue was last empty. The client
+with the least tag is served a slice, and its tag grows by the slice. A client that comes back begins at the tag that is being
+served, so it neither waits for those that are behind it nor is paid for the time it was away. Between clients that all have work
+this is round robin.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -21,14 +22,14 @@ Work = TypeVar("Work")
 #: A request is refused where this times the time that it will probably take goes beyond its deadline.
 _CAUTION = 1.25
 
-#: Share of a new measurement in the rate.
+#: Share of what was measured that the next slice displaces.
 _NEWNESS = 0.05
 
 #: Seconds over which it is measured how much a client asks for.
 _DEMAND_S = 5.0
 
-#: Clients without work that are remembered before the outdated ones are dropped.
-_IDLE_CLIENTS = 1024
+#: Clients whose demand, or whose tag while they have no work, is remembered.
+_REMEMBERED_CLIENTS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -40,40 +41,50 @@ class Job(Generic[Work]):
     client : str
         Whose it is.
     lane : hashable
-        What scores it; candidates of two lanes are never in one batch.
-    candidates : int
-        How many there are to score, at least one.
+        What does it; work of two lanes is never in one batch.
+    size : int
+        Units of work, at least one.
+    opening : int
+        Units that have to be done first and in one slice; 0 if there are none.
     nbytes : int
-        Bytes that it holds while it waits.
+        Bytes that it holds until it is over.
     deadline : float or None
-        Time after which nobody waits for the scores.
+        Time after which nobody waits for it.
     work : object
         What to do, not looked at here.
-    taken, scored : int
-        Candidates that were handed out, and that came back.
+    taken, done : int
+        Units that were handed out, and that came back.
     is_over : bool
-        Whether it has ended: scored, withdrawn or too late.
+        Whether it has ended: done, withdrawn or too late.
     """
 
     client: str
     lane: Hashable
-    candidates: int
+    size: int
+    opening: int
     nbytes: int
     deadline: float | None
     work: Work
     taken: int = 0
-    scored: int = 0
+    done: int = 0
     is_over: bool = False
 
     @property
     def left(self) -> int:
-        """Candidates that were not handed out."""
-        return self.candidates - self.taken
+        """Units that were not handed out."""
+        return self.size - self.taken
+
+    @property
+    def next_slice(self) -> int:
+        """Units that can be handed out now: none while the opening is being done."""
+        if self.taken < self.opening:
+            return self.opening
+        return self.left if self.done >= self.opening else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Slice(Generic[Work]):
-    """Candidates of a job that are scored together: `count` from place `first`."""
+    """Work of a job that is done together: `count` units from place `first`."""
 
     job: Job[Work]
     first: int
@@ -90,55 +101,62 @@ class _Client(Generic[Work]):
 
 @dataclass(slots=True)
 class _Demand:
-    """Candidates a second that a client asks for, and when it last did."""
+    """Units a second that a client asks for, and when it last did."""
 
     rate: float
     at: float
-
-    def add(self, candidates: int, now: float) -> None:
-        self.rate = self.rate_at(now) + candidates / _DEMAND_S
-        self.at = now
 
     def rate_at(self, now: float) -> float:
         return self.rate * math.exp((self.at - now) / _DEMAND_S)
 
 
 class FairQueue(Generic[Work]):
-    """Jobs that wait, and the order in which their candidates are taken. Not thread-safe.
+    """Jobs that wait, and the order in which their work is taken. Not thread-safe.
 
     Parameters
     ----------
-    max_candidates, max_bytes : int
-        What may wait; a job that goes beyond is refused unless nothing waits.
+    max_size, max_bytes : int
+        What may wait. A client may always have its share of that, which is all of it for the only one.
     rate : float
-        Candidates a second that are scored, until it has been measured.
+        Units a second that are done, until it has been measured.
     mixes : bool
-        Whether one batch takes candidates of several jobs.
+        Whether one batch takes from several jobs.
+    unit : str
+        What is counted, for messages.
     """
 
-    def __init__(self, max_candidates: int, max_bytes: int, rate: float, mixes: bool = False) -> None:
-        self._max_candidates = max_candidates
+    def __init__(
+        self, max_size: int, max_bytes: int, rate: float, mixes: bool = False, unit: str = "candidates"
+    ) -> None:
+        self._max_size = max_size
         self._max_bytes = max_bytes
         self._mixes = mixes
-        self._rate = rate
+        self._unit = unit
+        # Decayed sums of what was measured: a long slice counts for more than a short one.
+        self._measured, self._measured_s = rate, 1.0
         self._clients: dict[str, _Client[Work]] = {}  # those that have jobs
         self._idle: dict[str, float] = {}  # tags of those that have none
-        self._demands: dict[str, _Demand] = {}
+        self._demands: OrderedDict[str, _Demand] = OrderedDict()  # the latest last
         self._now = 0.0  # the tag that is being served
         self._turns = 0
         self._held: set[Job[Work]] = set()
+        self._bytes_of: Counter[str] = Counter()
         self.waiting = 0
-        self.held_bytes = 0
 
     @property
     def rate(self) -> float:
-        """Candidates a second, as measured."""
-        return self._rate
+        """Units a second, as measured."""
+        return self._measured / self._measured_s
 
     @property
     def clients(self) -> int:
-        """Clients that have candidates waiting."""
+        """Clients that have work waiting."""
         return len(self._clients)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all jobs that are not over."""
+        return self._bytes_of.total()
 
     def offer(self, job: Job[Work], now: float) -> None:
         """Take a job in.
@@ -152,69 +170,72 @@ class FairQueue(Generic[Work]):
             that was measured wrong is then measured anew.
         """
         if job.deadline is not None and now >= job.deadline:
-            raise DeadlinePassed("the deadline passed before the candidates could be scored")
-        self._demand(job.client, now).add(job.candidates, now)
-        self._check_room(job.client, job.candidates, job.nbytes, job.deadline, now)
+            raise DeadlinePassed("the deadline passed before the request could be worked on")
+        self._ask(job.client, job.size, now)
+        self._check_room(job.client, job.size, job.nbytes, job.deadline, now)
         client = self._clients.get(job.client)
         if client is None:
             client = _Client(max(self._now, self._idle.pop(job.client, 0.0)), 0)
             self._clients[job.client] = client
         client.jobs.append(job)
-        client.left += job.candidates
+        client.left += job.size
         self._held.add(job)
-        self.waiting += job.candidates
-        self.held_bytes += job.nbytes
+        self._bytes_of[job.client] += job.nbytes
+        self.waiting += job.size
 
-    def check(self, client: str, candidates: int, deadline: float | None, now: float) -> None:
-        """Raise what `offer` would raise for a job of so many candidates and no bytes."""
+    def check(self, client: str, size: int, deadline: float | None, now: float) -> None:
+        """Raise `QueueFull` where `offer` would for a job of that size and no bytes."""
         try:
-            self._check_room(client, candidates, 0, deadline, now)
+            self._check_room(client, size, 0, deadline, now)
         except QueueFull:
-            self._demand(client, now).add(candidates, now)
+            self._ask(client, size, now)
             raise
 
-    def seconds_for(self, client: str, candidates: int, deadline: float | None, now: float) -> float:
+    def seconds_for(self, client: str, size: int, deadline: float | None, now: float) -> float:
         """Return how long a job would probably take that comes now, at most until its deadline.
 
-        Until it is done its client's candidates are served, and of each other client at most as many: of what waits, and
+        Until it is done its client's work is done, and of each other client at most as much: of what waits, and
         of what it will bring meanwhile if it goes on to ask as it did.
         """
         own = self._clients.get(client)
-        ahead = candidates + (own.left if own else 0)
+        ahead = size + (own.left if own else 0)
         others: dict[str, float] = {name: other.left for name, other in self._clients.items()}
         if deadline is not None:
             for name, demand in self._demands.items():
                 others[name] = others.get(name, 0) + demand.rate_at(now) * (deadline - now)
         others.pop(client, None)
-        return (ahead + sum(min(left, ahead) for left in others.values())) / self._rate
+        return (ahead + sum(min(left, ahead) for left in others.values())) / self.rate
 
     def take(self, most: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
-        """Return what to score next, at most `most` candidates of one lane, and the jobs that were found to be too late.
+        """Return what to do next, at most `most` units of one lane but for an opening, and the jobs that were found too late.
 
-        Nothing is returned only if nothing waits.
+        Nothing is returned only if nothing waits but for openings that are being done.
         """
         slices: list[Slice[Work]] = []
         late: list[Job[Work]] = []
         room = most
-        for name, client in self._in_order():
-            while client.jobs and room:
+        for name, client in sorted(self._clients.items(), key=_place) if self._mixes else self._best():
+            while client.jobs and room > 0:
                 job = client.jobs[0]
                 if job.deadline is not None and now >= job.deadline:
                     self.withdraw(job)
                     late.append(job)
                     continue
-                if slices and job.lane != slices[0].job.lane:
+                if not job.next_slice or (slices and job.lane != slices[0].job.lane):
                     break
-                slices.append(self._serve(name, client, job, min(room, job.left)))
-                room -= slices[-1].count
+                if not slices:
+                    self._now = client.tag
+                count = job.opening if job.taken < job.opening else min(room, job.next_slice)
+                slices.append(self._serve(name, client, job, count))
+                room -= count
                 if not self._mixes:
                     return slices, late
-            if not room:
+            if room <= 0:
                 break
         return slices, late
 
     def returned(self, part: Slice[Work], seconds: float) -> bool:
-        """Note that a slice was scored; return whether its job is done with that.
+        """Note that a slice was done; return whether its job is done with that.
 
         Parameters
         ----------
@@ -222,12 +243,11 @@ class FairQueue(Generic[Work]):
             For how long it kept all of the processor busy; 0 for what does not tell the rate.
         """
         if seconds > 0:
-            # The mean of times, not of rates: one that seems to have taken no time must not decide.
-            each = 1 / self._rate
-            self._rate = 1 / (each + _NEWNESS * (seconds / part.count - each))
+            self._measured = (1 - _NEWNESS) * self._measured + part.count
+            self._measured_s = (1 - _NEWNESS) * self._measured_s + seconds
         job = part.job
-        job.scored += part.count
-        if job.is_over or job.scored < job.candidates:
+        job.done += part.count
+        if job.is_over or job.done < job.size:
             return False
         self._end(job)
         return True
@@ -242,52 +262,53 @@ class FairQueue(Generic[Work]):
             client.jobs.remove(job)
             self._leave(job.client, client, job.left)
 
-    def untouched(self) -> list[Job[Work]]:
-        """Return the jobs of which nothing was taken yet."""
-        return [job for job in self._held if job.taken == 0]
+    def held(self) -> list[Job[Work]]:
+        """Return the jobs that are not over."""
+        return list(self._held)
 
-    def _check_room(
-        self, client: str, candidates: int, nbytes: int, deadline: float | None, now: float
-    ) -> None:
+    def _check_room(self, client: str, size: int, nbytes: int, deadline: float | None, now: float) -> None:
         if not self._held:
             return
-        seconds = self.seconds_for(client, candidates, deadline, now)
-        if deadline is not None and now + _CAUTION * seconds > deadline:
-            raise QueueFull(
-                f"{self.waiting} candidates wait already: these would take some {seconds:.1f} s, "
-                f"beyond their deadline",
-                retry_after=math.ceil(_CAUTION * seconds - (deadline - now)),
-            )
-        for waiting, more, most, what in (
-            (self.waiting, candidates, self._max_candidates, "candidates"),
-            (self.held_bytes, nbytes, self._max_bytes, "bytes"),
-        ):
-            if waiting + more > most:
+        if deadline is not None:
+            seconds = self.seconds_for(client, size, deadline, now)
+            if now + _CAUTION * seconds > deadline:
                 raise QueueFull(
-                    f"{waiting} {what} wait already, {more} more are beyond the {most} that may",
-                    retry_after=max(1, math.ceil(self.waiting / self._rate)),
+                    f"{self.waiting} {self._unit} wait already: these would take some {seconds:.1f} s, "
+                    f"beyond their deadline",
+                    retry_after=math.ceil(_CAUTION * seconds - (deadline - now)),
+                )
+        clients = len(self._clients.keys() | {client})
+        own = self._clients[client].left if client in self._clients else 0
+        for waiting, of_client, most, what in (
+            (self.waiting + size, own + size, self._max_size, self._unit),
+            (self.held_bytes + nbytes, self._bytes_of[client] + nbytes, self._max_bytes, "bytes"),
+        ):
+            # Beyond the bound a client that has little still gets its share, for else one could fill it for all.
+            if waiting > 2 * most or (waiting > most and of_client > most // clients):
+                raise QueueFull(
+                    f"{waiting} {what} would wait with these, of them {of_client} of {client!r}, where {most} may",
+                    retry_after=max(1, math.ceil(self.waiting / self.rate)),
                 )
 
-    def _demand(self, client: str, now: float) -> _Demand:
-        if client not in self._demands:
-            if len(self._demands) >= _IDLE_CLIENTS:
-                recent = now - 4 * _DEMAND_S
-                self._demands = {name: d for name, d in self._demands.items() if d.at > recent}
-            self._demands[client] = _Demand(0.0, now)
-        return self._demands[client]
+    def _ask(self, client: str, size: int, now: float) -> None:
+        known = self._demands.pop(client, None)
+        rate = known.rate_at(now) if known else 0.0
+        self._demands[client] = _Demand(rate + size / _DEMAND_S, now)
+        if len(self._demands) > _REMEMBERED_CLIENTS:
+            self._demands.popitem(last=False)
 
-    def _in_order(self) -> Iterator[tuple[str, _Client[Work]]]:
-        if not self._mixes:
-            # Looked for anew each time, since one that is too late may leave its client without jobs.
-            while self._clients:
-                yield min(self._clients.items(), key=_place)
-            return
-        yield from sorted(self._clients.items(), key=_place)
+    def _best(self) -> Iterator[tuple[str, _Client[Work]]]:
+        """Yield the client whose turn it is; looked for anew each time, for one may be left without jobs meanwhile."""
+        passed_over: set[str] = set()
+        while len(passed_over) < len(self._clients):
+            name, client = min(((n, c) for n, c in self._clients.items() if n not in passed_over), key=_place)
+            yield name, client
+            if name in self._clients:
+                passed_over.add(name)
 
     def _serve(self, name: str, client: _Client[Work], job: Job[Work], count: int) -> Slice[Work]:
         part = Slice(job, job.taken, count)
         job.taken += count
-        self._now = client.tag
         client.tag += count
         self._turns += 1
         client.turn = self._turns
@@ -307,13 +328,15 @@ class FairQueue(Generic[Work]):
             # Nobody waits, so nobody is owed anything.
             self._idle.clear()
             self._now = 0.0
-        elif len(self._idle) > _IDLE_CLIENTS:
+        elif len(self._idle) > _REMEMBERED_CLIENTS:
             self._idle = {name: tag for name, tag in self._idle.items() if tag > self._now}
 
     def _end(self, job: Job[Work]) -> None:
         job.is_over = True
         self._held.discard(job)
-        self.held_bytes -= job.nbytes
+        self._bytes_of[job.client] -= job.nbytes
+        if not self._bytes_of[job.client]:
+            del self._bytes_of[job.client]
 
 
 def _place(item: tuple[str, _Client[Work]]) -> tuple[float, int, int]:

@@ -86,12 +86,16 @@ class OnnxNetwork:
         if self.provider != wanted:
             raise BadSettings(f"TLP_DEVICE={device}: onnxruntime runs the network on {self.provider} instead")
         self.device: Device = device
+        #: Whether candidates of several requests gain from being in one run: a GPU takes as long for few as for many.
+        self.mixes = device == "cuda"
         self.steps = steps
         self._encodings = [o.name for o in self._session.get_outputs() if o.name != "raw_scores"]
         self.known_names = [f"known_{name}" for name in self._encodings]
         shapes = {value.name: value.shape for value in self._session.get_inputs()}
         if set(shapes) != {"rows", "positions", "counts", *self.known_names}:
             raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
+        if not isinstance(shapes["rows"][1], int):
+            raise BadVersion(f"{path}: the width of its rows is not fixed")
         self.row_width = int(shapes["rows"][1])
         self._no_rows = np.empty((0, self.row_width), dtype=np.float32)
         #: Bytes of one encoded row.

@@ -63,6 +63,11 @@ class Plan:
         """Bytes of its arrays."""
         return self.indices.nbytes + 3 * self.order.nbytes
 
+    @property
+    def mean_length(self) -> int:
+        """Places of a candidate on average, that of the padding included."""
+        return 1 + int(self.lengths.mean())
+
     def run(self, first: int, count: int) -> Run:
         """Return the run that scores the next `count` candidates from place `first` of the order.
 

@@ -13,7 +13,7 @@ from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed
 from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring.executor import Candidates
+from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.network import Device, OnnxNetwork
 from tlp_service.scoring.plan import Plan
 from tlp_service.scoring.score_map import map_scores
@@ -49,19 +49,22 @@ class Prepared:
 
     Parameters
     ----------
-    request : PredictRequest
-        The request.
     network : Network
         Which network of the version scores it.
+    report_invalid : bool
+        Whether an invalid candidate gets an error of its own instead of refusing the request.
     errors : dict
         Position of a candidate -> why it gets no score.
+    truncated : int
+        Candidates longer than the network reads.
     candidates : Candidates
         The work; those in `errors` are scored, too, as if they were empty or had unknown rows.
     """
 
-    request: PredictRequest
     network: Network
+    report_invalid: bool
     errors: dict[int, str]
+    truncated: int
     candidates: Candidates
 
 
@@ -129,9 +132,11 @@ class Scorer:
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        plan = Plan.of(request.indices, request.lengths, features.steps)
+        table, indices = _without_unused(table, request.indices)
+        plan = Plan.of(indices, request.lengths, features.steps)
         candidates = Candidates(self.loaded(network.platform_kind), table, plan)
-        return Prepared(request, network, errors, candidates)
+        truncated = int(np.count_nonzero(request.lengths > network.steps))
+        return Prepared(network, request.report_invalid, errors, truncated, candidates)
 
     def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
         """Return the served scores of prepared candidates.
@@ -149,24 +154,35 @@ class Scorer:
         ScoringFailed
             If a score is not finite and the request does not ask for errors by candidate.
         """
-        request, network, errors = prepared.request, prepared.network, dict(prepared.errors)
+        network, errors = prepared.network, dict(prepared.errors)
         scores = map_scores(raw, network.score_map)
         for position in np.flatnonzero(~np.isfinite(scores)).tolist():
             if position not in errors:
                 errors[position] = (
                     f"candidates[{position}]: version {self.manifest.version} gives a score that is not finite"
                 )
-                if not request.report_invalid:
+                if not prepared.report_invalid:
                     raise ScoringFailed(errors[position])
         scores[list(errors)] = np.nan
-        truncated = int(np.count_nonzero(request.lengths > network.steps))
-        return Scored(network.platform_kind, scores, errors, truncated)
+        return Scored(network.platform_kind, scores, errors, prepared.truncated)
 
     def score(self, request: PredictRequest, chunk: int = 32) -> Scored:
         """Prepare, score and finish a request in this thread."""
         prepared = self.prepare(request)
         work = prepared.candidates
         return self.finish(prepared, work.network.score_all(work.table, work.plan, chunk))
+
+
+def _without_unused(
+    table: npt.NDArray[np.float32], indices: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Leave out the rows that no candidate refers to, for each is work; row 0, the padding, stays."""
+    is_used = np.zeros(len(table), dtype=bool)
+    is_used[0] = True
+    is_used[1 + indices] = True
+    if is_used.all():
+        return table, indices
+    return table[is_used], (np.cumsum(is_used) - 1)[1 + indices] - 1
 
 
 def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -> dict[int, str]:

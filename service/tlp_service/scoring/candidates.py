@@ -1,0 +1,82 @@
+"""Candidates on their way to raw scores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from tlp_service.errors import ScoringFailed
+from tlp_service.scoring.executor import Work
+from tlp_service.scoring.network import Encoded, OnnxNetwork
+from tlp_service.scoring.plan import Plan, join
+
+log = logging.getLogger(__name__)
+
+RawScores = npt.NDArray[np.float32]
+
+
+class Candidates(Work[RawScores]):
+    """The candidates of a request, as work for an `Executor`: encode their rows, then score them in slices.
+
+    Parameters
+    ----------
+    network : OnnxNetwork
+        What scores them. Also the lane: a batch must not mix versions.
+    table : ndarray of float32, shape (1 + primitives, row width)
+        The padding row, then the distinct rows.
+    plan : Plan
+        Which rows each candidate has.
+    """
+
+    def __init__(self, network: OnnxNetwork, table: npt.NDArray[np.float32], plan: Plan) -> None:
+        super().__init__()
+        self.network = self.lane = network
+        self.table = table
+        self.plan = plan
+        self._raw = np.empty(len(plan.order), dtype=np.float32)
+        self._encoded: Encoded | None = None
+        #: To encode a row takes about as long as to score one place of a candidate. Where batches are mixed, each encodes its own rows.
+        self.opening = 0 if network.mixes else 1 + len(table) // plan.mean_length
+
+    @property
+    def size(self) -> int:
+        """Units of work: candidates, and what encoding takes in terms of them."""
+        return self.opening + len(self._raw)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds, those of its encoded rows included."""
+        encoded = len(self.table) * self.network.encoded_bytes
+        return self.table.nbytes + self.plan.nbytes + self._raw.nbytes + encoded
+
+    def run(self, first: int, count: int) -> None:
+        """Encode the rows, which is the opening, or score candidates."""
+        if self._encoded is None:
+            self._encoded = self.network.encode(self.table)
+        if first >= self.opening:
+            run = self.plan.run(first - self.opening, count)
+            self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.counts)
+
+    def run_together(self, parts: Sequence[tuple[Candidates, int, int]]) -> None:
+        """Score candidates of several requests in one run, their tables put one after the other."""
+        runs = [work.plan.run(first - work.opening, count) for work, first, count in parts]
+        tables = [work.table for work, _, _ in parts]
+        joined = join(runs, [0, *accumulate(map(len, tables))][:-1])
+        encoded = self.network.encode(np.concatenate(tables))
+        raw = self.network.score(encoded, joined.positions, joined.counts)
+        ends = list(accumulate(len(run.candidates) for run in runs))
+        for (work, _, _), run, of_work in zip(parts, runs, np.split(raw, ends[:-1]), strict=True):
+            work._raw[run.candidates] = of_work
+
+    def result(self) -> RawScores:
+        """Return the raw scores, in the order of the candidates."""
+        return self._raw
+
+    def failure(self, error: Exception) -> Exception:
+        """Log what a network has raised; the caller gets no inner detail."""
+        log.error("the network failed", exc_info=error)
+        return ScoringFailed("the network failed, see the server's log")
