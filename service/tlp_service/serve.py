@@ -35,10 +35,10 @@ KEEP_ALIVE_S = 300
 #: Seconds after which a thread that computes in Python lets others do so. The default of 5 ms is more than a batch
 #: takes: while a large body is read, the threads that score would mostly wait for their turn to hand out the next one.
 SWITCH_INTERVAL_S = 0.0005
-#: Bodies that are read at a time. They have one interpreter among them, but a large one must not keep all others waiting.
-READERS = 2
 #: Bytes a second that are read, until it has been measured.
 READ_BYTES_PER_S = 1e7
+#: Objects after which garbage is looked for. The lists of one large body are a million, and none of them is garbage.
+GC_THRESHOLD = (50_000, 20, 20)
 #: Seconds that running requests get after SIGTERM.
 GRACE_S = 20
 
@@ -61,6 +61,7 @@ def serve(settings: Settings) -> int:
     # through it, for longer than a batch takes and with all other threads standing.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         listener = stack.enter_context(_listen(settings.host, settings.port))
@@ -102,14 +103,19 @@ def start_engine(settings: Settings) -> Engine:
         calibration.candidates_per_s,
         mixes=scorer.loaded(probe.platform_kind).mixes,
     )
-    # How many bodies wait is bounded by their memory.
-    bodies: FairQueue[Reading] = FairQueue(sys.maxsize, sys.maxsize, READ_BYTES_PER_S, unit="bytes")
     return Engine(
         scorer,
         calibration,
         Executor(queue, calibration.executors, calibration.chunk),
-        Executor(bodies, threads=READERS, chunk=sys.maxsize, name="read"),
+        _start_reader(),
+        _start_reader(),
     )
+
+
+def _start_reader() -> Executor[Reading]:
+    # One thread: several would have one interpreter among them. How many bodies wait is bounded by their memory.
+    bodies: FairQueue[Reading] = FairQueue(sys.maxsize, sys.maxsize, READ_BYTES_PER_S, unit="bytes")
+    return Executor(bodies, threads=1, chunk=sys.maxsize, name="read")
 
 
 class _Server(uvicorn.Server):
@@ -127,7 +133,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not here: the signal may have come in the middle of a change of the queue.
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._engine.drain)
+            self._loop.call_soon_threadsafe(self._engine.drain, GRACE_S / 2)
         super().handle_exit(sig, frame)
 
 

@@ -309,3 +309,25 @@ def test_any_damage_to_a_body_has_a_defined_answer(server, measured_request, goo
         status, answer = server.post(route, whole[:at] + inserted + whole[at + length :])
         assert status in (200, 400, 404, 422), answer
         assert status == 200 or answer["error"]
+
+
+def test_endless_trailers_after_a_body_are_431(server):
+    head = b"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as caller:
+        caller.sendall(head + b"2\r\n{}\r\n0\r\nx: ")
+        answer = b""
+        for _ in range(200):
+            try:
+                caller.sendall(b"y" * 4096)
+            except OSError:
+                break
+        while part := _received(caller):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+def _received(caller):
+    try:
+        return caller.recv(4096)
+    except OSError:
+        return b""

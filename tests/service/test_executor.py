@@ -115,7 +115,9 @@ def test_no_thread_waits_for_rows_that_another_encodes(running, plain):
 
 
 def test_all_threads_work_on_one_request(running, plain):
+    """After its first slice, which encodes the rows."""
     executor = running(threads=3, chunk=1)
+    plain.mixes = True  # as if they were encoded
     plain.may_run.clear()
     work = candidates_of(plain, [1], [[0]] * 3)
     executor.submit(work, "a")
@@ -207,7 +209,7 @@ def test_draining_scores_what_has_begun_and_refuses_the_rest(running, plain):
     executor.submit(begun, "a")
     plain.started.acquire(timeout=20)
     executor.submit(waiting, "b")
-    executor.drain()
+    executor.drain(seconds=10)
     with pytest.raises(NotReady):
         waiting.future.result(20)
     with pytest.raises(NotReady):

@@ -175,23 +175,23 @@ def test_one_client_cannot_fill_the_queue_for_all():
 def test_a_job_is_opened_once_and_others_are_served_meanwhile():
     queue = queue_of(job("a", 10, opening=4), rate=1000.0)
     ((opening,), _) = queue.take(2, 0.0)
-    assert (opening.first, opening.count) == (0, 4)
+    assert (opening.first, opening.count) == (0, 4 + 2)
     assert queue.take(2, 0.0) == ([], [])
     queue.offer(job("b", 2), 0.0)
     ((part,), _) = queue.take(2, 0.0)
     assert part.job.client == "b"
     assert not queue.returned(opening, 0.01)
     ((part,), _) = queue.take(2, 0.0)
-    assert (part.job.client, part.first, part.count) == ("a", 4, 2)
+    assert (part.job.client, part.first, part.count) == ("a", 6, 2)
 
 
 def test_opening_counts_in_the_turn_of_its_client():
-    queue = queue_of(job("a", 10, opening=8), job("b", 20))
+    queue = queue_of(job("a", 14, opening=8), job("b", 20))
     order = []
     while parts := queue.take(2, 0.0)[0]:
         order.append(parts[0].job.client)
         queue.returned(parts[0], 0)
-    assert "".join(order) == "abbbbabbbbbb"
+    assert "".join(order) == "a" + "bbbbb" + "aba" + "bbbb"
 
 
 def test_the_rate_is_that_of_the_work_and_not_of_the_slices():
@@ -246,7 +246,7 @@ def test_whatever_happens_each_candidate_is_handed_out_once_or_its_job_has_ended
     for action in [*actions, *[("take", 16), ("return", 0)] * 400]:
         if action[0] == "offer":
             jobs.append(
-                job(*action[1:3], lane=action[3], deadline=now + 6, opening=min(action[2], action[4]))
+                job(*action[1:3], lane=action[3], deadline=now + 6, opening=min(action[2] - 1, action[4]))
             )
             queue.offer(jobs[-1], now)
             handed[jobs[-1]] = []
@@ -254,11 +254,10 @@ def test_whatever_happens_each_candidate_is_handed_out_once_or_its_job_has_ended
             slices, late = queue.take(action[1], now)
             being_opened = {part.job for part in out if part.first < part.job.opening}
             assert bool(slices) or bool(late) or queue.waiting == 0 or being_opened
-            assert sum(p.count for p in slices if p.first >= p.job.opening) <= action[1]
+            assert sum(p.count - (0 if p.first else p.job.opening) for p in slices) <= action[1]
             for part in slices:
-                if part.job.opening:
-                    assert part.first >= part.job.opening or part.count == part.job.opening
-                    assert part.job not in being_opened
+                assert part.job not in being_opened
+                assert part.first == 0 or part.first >= part.job.opening
             assert len({part.job.lane for part in slices}) <= 1
             assert mixes or len(slices) <= 1
             for part in slices:

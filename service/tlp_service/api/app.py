@@ -66,17 +66,18 @@ def _error(status_code: int, message: str, code: str, headers: dict[str, str] | 
     return Response(body, status_code, headers, media_type="application/json")
 
 
-def _answer_api_error(request: Request, error: Exception) -> Response:
+# Coroutines, though they wait for nothing: Starlette would run functions in its pool of threads.
+async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
     return _error(error.status, str(error), error.code, headers)
 
 
-def _answer_invalid_request(request: Request, error: Exception) -> Response:
+async def _answer_invalid_request(request: Request, error: Exception) -> Response:
     return _error(InvalidBody.status, str(error), InvalidBody.code)
 
 
-def _answer_http_exception(request: Request, error: Exception) -> Response:
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(
         error.status_code,
@@ -86,7 +87,7 @@ def _answer_http_exception(request: Request, error: Exception) -> Response:
     )
 
 
-def _answer_unexpected(request: Request, error: Exception) -> Response:
+async def _answer_unexpected(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback; the caller gets no inner detail.
     return _error(
         500, f"{request.method} {request.url.path}: an unexpected error, see the server's log", "internal"
@@ -129,9 +130,9 @@ class RequestMetrics:
             await self._app(scope, receive, watched_send)
         except asyncio.CancelledError:
             # The grace time of a stopping server is over; who waits shall hear of it.
-            if not has_started:
-                await _error(503, "the server is stopping", "not_ready")(scope, receive, watched_send)
-            raise
+            if has_started:
+                raise
+            await _error(503, "the server is stopping", "not_ready")(scope, receive, watched_send)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, status_code).inc()

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
@@ -23,6 +24,12 @@ NDJSON = "application/x-ndjson"
 #: A body over the limit is read on to its end up to here, so that a client that sends before it listens
 #: gets its 413 instead of a reset connection.
 _DRAINED_BYTES = 512 << 20
+
+#: The largest body that is parsed once more to find what is wrong with it.
+_READ_TWICE_BYTES = 4 << 20
+
+#: Seconds in which some more of a body has to come.
+_PATIENCE_S = 30
 
 
 def content_type(request: Request, accepted: Sequence[str]) -> str:
@@ -111,7 +118,12 @@ async def read_body(request: Request, limit: int, memory: Reservation) -> bytes:
     size = received = 0
     too_large = has_no_room = False
     try:
-        async for chunk in request.stream():
+        stream = request.stream()
+        while True:
+            with anyio.fail_after(_PATIENCE_S):
+                chunk = await anext(stream, None)
+            if chunk is None:
+                break
             received += len(chunk)
             if too_large or has_no_room:
                 if received > _DRAINED_BYTES:
@@ -125,6 +137,8 @@ async def read_body(request: Request, limit: int, memory: Reservation) -> bytes:
             if too_large or has_no_room:
                 parts.clear()
                 memory.release()
+    except TimeoutError:
+        raise MalformedBody(f"body: nothing more of it came for {_PATIENCE_S} s") from None
     except ClientDisconnect:
         raise MalformedBody("the connection closed before the body was whole") from None
     if too_large:
@@ -188,7 +202,7 @@ def decode_json(body: bytes) -> Any:
     """Return what a JSON body holds.
 
     ``NaN``, ``Infinity`` and ``1e400``, which are no JSON but which many writers produce, decode to floats, so that
-    the reader of the field can say where they stand.
+    the reader of the field can say where they stand; not in bodies above 4 MiB, which would take seconds.
 
     Raises
     ------
@@ -198,6 +212,8 @@ def decode_json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as strict:
+        if len(body) > _READ_TWICE_BYTES:
+            raise MalformedBody(f"body: not JSON: {strict}") from None
         # The slower parser of the standard library knows NaN, and gives a line and column.
         try:
             return json.loads(body.decode())  # not of bytes, which may be UTF-16 to json

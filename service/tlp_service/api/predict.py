@@ -68,7 +68,8 @@ async def predict(request: Request) -> Response:
     with service.bodies.reserve() as memory:
         body = await read_body(request, service.settings.max_body, memory)
         if candidates:
-            service.engine.executor.check(caller.name, candidates, caller.left())
+            most = service.settings.max_candidates
+            service.engine.executor.check(caller.name, min(candidates, most), caller.left())
         # The coroutine is the only one to hold the body, and lets go of it when it has read it.
         answer = (_answer_log if kind == NDJSON else _answer_request)(service, caller, memory, query, body)
         del body
@@ -80,7 +81,7 @@ async def predict(request: Request) -> Response:
 async def _answer_request(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
-    prepared = await caller.read(service.engine.readers, partial(_read_request, service, body), len(body))
+    prepared = await caller.read(service.engine, partial(_read_request, service, body), len(body))
     del body
     memory.release()
     scored = await _score(service, caller, prepared)
@@ -111,7 +112,7 @@ async def _answer_log(
     platform, version = query["platform"], query["version"]
     _check_version(service, version)
     read = partial(_read_log, service, body, platform, version)
-    lines, tasks = await caller.read(service.engine.readers, read, len(body))
+    lines, tasks = await caller.read(service.engine, read, len(body))
     del body, read
     memory.release()
     scores = np.full(len(lines.outcomes), np.nan)

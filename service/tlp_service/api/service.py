@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 #: Bytes of a body that takes less time to read than to hand to a thread. So small requests never wait for large ones.
 _SMALL = 16 << 10
+#: Bytes of a body that takes longer to read than a search's call of 2,048 candidates by far.
+_LARGE = 1 << 20
 
 
 class Reading(Work[Any]):
@@ -68,16 +70,21 @@ class Engine:
     calibration: Calibration
     executor: Executor[Candidates]
     readers: Executor[Reading]
+    heavy_readers: Executor[Reading]
 
-    def drain(self) -> None:
-        """Refuse what has not begun and what comes."""
-        self.readers.drain()
-        self.executor.drain()
+    def readers_of(self, nbytes: int) -> Executor[Reading]:
+        """Return who reads bodies of that size: the very large ones keep only each other waiting."""
+        return self.readers if nbytes <= _LARGE else self.heavy_readers
+
+    def drain(self, seconds: float) -> None:
+        """Refuse what comes, what has not begun, and what would not be done in so many seconds."""
+        for executor in (self.readers, self.heavy_readers, self.executor):
+            executor.drain(seconds)
 
     def close(self) -> None:
         """End all threads."""
-        self.readers.close()
-        self.executor.close()
+        for executor in (self.readers, self.heavy_readers, self.executor):
+            executor.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +149,10 @@ class Caller:
             executor.withdraw(job)
             result.cancel()
 
-    async def read(self, executor: Executor[Reading], read: Callable[[], T], size: int) -> T:
+    async def read(self, engine: Engine, read: Callable[[], T], size: int) -> T:
         """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
         if size <= _SMALL:
             self.left()
             return read()
-        said: T = await self.wait(executor, Reading(read, size))
+        said: T = await self.wait(engine.readers_of(size), Reading(read, size))
         return said

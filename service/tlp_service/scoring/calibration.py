@@ -28,8 +28,11 @@ _WORTH = 0.95
 #: Batches that may be scored at a time; each costs Python some time that no other can use.
 _MOST_EXECUTORS = 16
 
+#: Seconds after which nothing else is tried.
+_PATIENCE_S = 2.0
+
 _PROBE_ROWS = 256
-_PROBE_CANDIDATES = 512
+_PROBE_CANDIDATES: dict[Device, int] = {"cpu": 512, "cuda": 32768}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,12 @@ def calibrate(path: Path, steps: int, device: Device, cpus: int, chunk: int = 0)
     """
     chunks = (chunk,) if chunk else _CHUNKS[device]
     tried: dict[int, Calibration] = {}
+    until = time.monotonic() + _PATIENCE_S
     for executors, threads in _divisions(device, cpus):
         network = OnnxNetwork(path, steps, device, threads)
         for size in chunks:
+            if tried and time.monotonic() > until:
+                break
             rate = _measure(network, executors, size)
             log.debug(
                 "%d executors of %d threads, chunk %d: %.0f candidates/s", executors, threads, size, rate
@@ -99,7 +105,7 @@ def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
 
 def _measure(network: OnnxNetwork, executors: int, chunk: int) -> float:
     """Return candidates a second; the better of two, for whatever disturbs makes it slower."""
-    candidates = max(_PROBE_CANDIDATES, 4 * chunk * executors)
+    candidates = _PROBE_CANDIDATES[network.device]
     random = np.random.default_rng(0)
     lengths = random.integers(network.steps // 3, network.steps, candidates)
     plan = Plan.of(random.integers(0, _PROBE_ROWS, int(lengths.sum())), lengths, network.steps)

@@ -54,12 +54,12 @@ class Candidates(Work[RawScores]):
         return self.table.nbytes + self.plan.nbytes + self._raw.nbytes + encoded
 
     def run(self, first: int, count: int) -> None:
-        """Encode the rows, which is the opening, or score candidates."""
+        """Score candidates; the first slice encodes the rows before, which is the opening."""
         if self._encoded is None:
             self._encoded = self.network.encode(self.table)
-        if first >= self.opening:
-            run = self.plan.run(first - self.opening, count)
-            self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.counts)
+        begin, end = max(0, first - self.opening), first + count - self.opening
+        run = self.plan.run(begin, end - begin)
+        self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.counts)
 
     def run_together(self, parts: Sequence[tuple[Candidates, int, int]]) -> None:
         """Score candidates of several requests in one run, their tables put one after the other."""
@@ -74,6 +74,7 @@ class Candidates(Work[RawScores]):
 
     def result(self) -> RawScores:
         """Return the raw scores, in the order of the candidates."""
+        self._encoded = None  # what comes of it may be waited for together with much else
         return self._raw
 
     def failure(self, error: Exception) -> Exception:

@@ -160,11 +160,17 @@ class Executor(Generic[W]):
         with self._changed:
             self._queue.withdraw(job)
 
-    def drain(self) -> None:
-        """Refuse what has not begun and what comes; what has begun ends as usual."""
+    def drain(self, seconds: float) -> None:
+        """Refuse what comes, what has not begun, and what cannot be done in so many seconds; the rest ends as usual."""
         with self._changed:
             self._is_draining = True
-        self._refuse(lambda job: job.taken == 0)
+            room = seconds * self.rate
+            ending = set()
+            for job in sorted(self._queue.held(), key=lambda job: job.left):
+                if job.taken and job.left <= room:
+                    room -= job.left
+                    ending.add(job)
+        self._refuse(lambda job: job not in ending)
 
     def close(self) -> None:
         """Refuse all that is left, and end the threads when their batches are done."""

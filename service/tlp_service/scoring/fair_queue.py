@@ -28,6 +28,9 @@ _NEWNESS = 0.05
 #: Seconds over which it is measured how much a client asks for.
 _DEMAND_S = 5.0
 
+#: Seconds after which nothing is expected of a client any more.
+_FORGOTTEN_S = 4 * _DEMAND_S
+
 #: Clients whose demand, or whose tag while they have no work, is remembered.
 _REMEMBERED_CLIENTS = 1024
 
@@ -45,7 +48,7 @@ class Job(Generic[Work]):
     size : int
         Units of work, at least one.
     opening : int
-        Units that have to be done first and in one slice; 0 if there are none.
+        Units that have to be done before others, all in the first slice; 0 if there are none.
     nbytes : int
         Bytes that it holds until it is over.
     deadline : float or None
@@ -76,9 +79,9 @@ class Job(Generic[Work]):
 
     @property
     def next_slice(self) -> int:
-        """Units that can be handed out now: none while the opening is being done."""
-        if self.taken < self.opening:
-            return self.opening
+        """Units that can be handed out now beside the opening: none while that is being done."""
+        if self.taken == 0:
+            return self.size - self.opening
         return self.left if self.done >= self.opening else 0
 
 
@@ -188,7 +191,8 @@ class FairQueue(Generic[Work]):
         try:
             self._check_room(client, size, 0, deadline, now)
         except QueueFull:
-            self._ask(client, size, now)
+            if client in self._demands:  # not of one that has never sent what it says
+                self._ask(client, size, now)
             raise
 
     def seconds_for(self, client: str, size: int, deadline: float | None, now: float) -> float:
@@ -201,13 +205,15 @@ class FairQueue(Generic[Work]):
         ahead = size + (own.left if own else 0)
         others: dict[str, float] = {name: other.left for name, other in self._clients.items()}
         if deadline is not None:
+            while self._demands and next(iter(self._demands.values())).at < now - _FORGOTTEN_S:
+                self._demands.popitem(last=False)
             for name, demand in self._demands.items():
                 others[name] = others.get(name, 0) + demand.rate_at(now) * (deadline - now)
         others.pop(client, None)
         return (ahead + sum(min(left, ahead) for left in others.values())) / self.rate
 
     def take(self, most: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
-        """Return what to do next, at most `most` units of one lane but for an opening, and the jobs that were found too late.
+        """Return what to do next, at most `most` units of one lane beside openings, and the jobs that were found too late.
 
         Nothing is returned only if nothing waits but for openings that are being done.
         """
@@ -225,9 +231,9 @@ class FairQueue(Generic[Work]):
                     break
                 if not slices:
                     self._now = client.tag
-                count = job.opening if job.taken < job.opening else min(room, job.next_slice)
-                slices.append(self._serve(name, client, job, count))
+                count = min(room, job.next_slice)
                 room -= count
+                slices.append(self._serve(name, client, job, count + (0 if job.taken else job.opening)))
                 if not self._mixes:
                     return slices, late
             if room <= 0:
