@@ -19,10 +19,10 @@ from tlp_service.api.protocol import HttpProtocol
 from tlp_service.api.service import Engine, Reading
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.scheduling.executor import Executor
+from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scoring.calibration import calibrate
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.executor import Executor
-from tlp_service.scoring.fair_queue import FairQueue
 from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings

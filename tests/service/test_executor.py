@@ -10,9 +10,9 @@ from models import write_linear_onnx
 
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
 from tlp_service.features.published import PUBLISHED
+from tlp_service.scheduling.executor import Executor
+from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.executor import Executor
-from tlp_service.scoring.fair_queue import FairQueue
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import Plan
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlp_service.errors import DeadlinePassed, QueueFull
-from tlp_service.scoring.fair_queue import FairQueue, Job
+from tlp_service.scheduling.fair_queue import FairQueue
+from tlp_service.scheduling.job import Job
 
 
 def job(client, size, lane="v1", deadline=None, nbytes=1, opening=0):

@@ -12,9 +12,9 @@ from tlp_service.api.body import BodyMemory
 from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
+from tlp_service.scheduling.executor import Executor, Work
 from tlp_service.scoring.calibration import Calibration
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.executor import Executor, Work
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 

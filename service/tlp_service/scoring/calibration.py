@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tlp_service.scheduling.executor import Executor
+from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.executor import Executor
-from tlp_service.scoring.fair_queue import FairQueue
 from tlp_service.scoring.network import Device, OnnxNetwork
 from tlp_service.scoring.plan import Plan
 

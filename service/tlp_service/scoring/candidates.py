@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_service.errors import ScoringFailed
-from tlp_service.scoring.executor import Work
+from tlp_service.scheduling.executor import Work
 from tlp_service.scoring.network import Encoded, OnnxNetwork
 from tlp_service.scoring.plan import Plan, join
 

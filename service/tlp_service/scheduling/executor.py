@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from tlp_service.errors import DeadlinePassed, NotReady
-from tlp_service.scoring.fair_queue import FairQueue, Job, Slice
+from tlp_service.scheduling.fair_queue import FairQueue
+from tlp_service.scheduling.job import Job, Slice
 
 Result = TypeVar("Result")
 

@@ -10,14 +10,14 @@ this is round robin.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic
 
 from tlp_service.errors import DeadlinePassed, QueueFull
-
-Work = TypeVar("Work")
+from tlp_service.scheduling.demand import Demands
+from tlp_service.scheduling.job import Job, Slice, Work
 
 #: A request is refused where this times the time that it will probably take goes beyond its deadline.
 _CAUTION = 1.25
@@ -25,73 +25,8 @@ _CAUTION = 1.25
 #: Share of what was measured that the next slice displaces.
 _NEWNESS = 0.05
 
-#: Seconds over which it is measured how much a client asks for.
-_DEMAND_S = 5.0
-
-#: Seconds after which nothing is expected of a client any more.
-_FORGOTTEN_S = 4 * _DEMAND_S
-
 #: Clients whose demand, or whose tag while they have no work, is remembered.
 _REMEMBERED_CLIENTS = 1024
-
-
-@dataclass(slots=True, eq=False)
-class Job(Generic[Work]):
-    """A request in the queue.
-
-    Parameters
-    ----------
-    client : str
-        Whose it is.
-    lane : hashable
-        What does it; work of two lanes is never in one batch.
-    size : int
-        Units of work, at least one.
-    opening : int
-        Units that have to be done before others, all in the first slice; 0 if there are none.
-    nbytes : int
-        Bytes that it holds until it is over.
-    deadline : float or None
-        Time after which nobody waits for it.
-    work : object
-        What to do, not looked at here.
-    taken, done : int
-        Units that were handed out, and that came back.
-    is_over : bool
-        Whether it has ended: done, withdrawn or too late.
-    """
-
-    client: str
-    lane: Hashable
-    size: int
-    opening: int
-    nbytes: int
-    deadline: float | None
-    work: Work
-    taken: int = 0
-    done: int = 0
-    is_over: bool = False
-
-    @property
-    def left(self) -> int:
-        """Units that were not handed out."""
-        return self.size - self.taken
-
-    @property
-    def next_slice(self) -> int:
-        """Units that can be handed out now beside the opening: none while that is being done."""
-        if self.taken == 0:
-            return self.size - self.opening
-        return self.left if self.done >= self.opening else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Slice(Generic[Work]):
-    """Work of a job that is done together: `count` units from place `first`."""
-
-    job: Job[Work]
-    first: int
-    count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -100,17 +35,6 @@ class _Client(Generic[Work]):
     turn: int  # 0 for who has just come
     jobs: deque[Job[Work]] = field(default_factory=deque)
     left: int = 0
-
-
-@dataclass(slots=True)
-class _Demand:
-    """Units a second that a client asks for, and when it last did."""
-
-    rate: float
-    at: float
-
-    def rate_at(self, now: float) -> float:
-        return self.rate * math.exp((self.at - now) / _DEMAND_S)
 
 
 class FairQueue(Generic[Work]):
@@ -139,7 +63,7 @@ class FairQueue(Generic[Work]):
         self._measured, self._measured_s = rate, 1.0
         self._clients: dict[str, _Client[Work]] = {}  # those that have jobs
         self._idle: dict[str, float] = {}  # tags of those that have none
-        self._demands: OrderedDict[str, _Demand] = OrderedDict()  # the latest last
+        self._demands = Demands(_REMEMBERED_CLIENTS)
         self._now = 0.0  # the tag that is being served
         self._turns = 0
         self._held: set[Job[Work]] = set()
@@ -174,7 +98,7 @@ class FairQueue(Generic[Work]):
         """
         if job.deadline is not None and now >= job.deadline:
             raise DeadlinePassed("the deadline passed before the request could be worked on")
-        self._ask(job.client, job.size, now)
+        self._demands.add(job.client, job.size, now)
         self._check_room(job.client, job.size, job.nbytes, job.deadline, now)
         client = self._clients.get(job.client)
         if client is None:
@@ -192,7 +116,7 @@ class FairQueue(Generic[Work]):
             self._check_room(client, size, 0, deadline, now)
         except QueueFull:
             if client in self._demands:  # not of one that has never sent what it says
-                self._ask(client, size, now)
+                self._demands.add(client, size, now)
             raise
 
     def seconds_for(self, client: str, size: int, deadline: float | None, now: float) -> float:
@@ -205,10 +129,8 @@ class FairQueue(Generic[Work]):
         ahead = size + (own.left if own else 0)
         others: dict[str, float] = {name: other.left for name, other in self._clients.items()}
         if deadline is not None:
-            while self._demands and next(iter(self._demands.values())).at < now - _FORGOTTEN_S:
-                self._demands.popitem(last=False)
-            for name, demand in self._demands.items():
-                others[name] = others.get(name, 0) + demand.rate_at(now) * (deadline - now)
+            for name, expected in self._demands.expected(deadline - now, now):
+                others[name] = others.get(name, 0) + expected
         others.pop(client, None)
         return (ahead + sum(min(left, ahead) for left in others.values())) / self.rate
 
@@ -295,13 +217,6 @@ class FairQueue(Generic[Work]):
                     f"{waiting} {what} would wait with these, of them {of_client} of {client!r}, where {most} may",
                     retry_after=max(1, math.ceil(self.waiting / self.rate)),
                 )
-
-    def _ask(self, client: str, size: int, now: float) -> None:
-        known = self._demands.pop(client, None)
-        rate = known.rate_at(now) if known else 0.0
-        self._demands[client] = _Demand(rate + size / _DEMAND_S, now)
-        if len(self._demands) > _REMEMBERED_CLIENTS:
-            self._demands.popitem(last=False)
 
     def _best(self) -> Iterator[tuple[str, _Client[Work]]]:
         """Yield the client whose turn it is; looked for anew each time, for one may be left without jobs meanwhile."""

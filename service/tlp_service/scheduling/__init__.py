@@ -1,0 +1,1 @@
+"""Whose work is done next, and the threads that do it."""

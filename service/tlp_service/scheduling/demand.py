@@ -1,0 +1,58 @@
+"""How much each client asks for, and so what it will probably bring."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+#: Seconds over which it is measured.
+_MEASURED_S = 5.0
+
+#: Seconds after which nothing is expected of a client any more.
+_FORGOTTEN_S = 4 * _MEASURED_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    rate: float
+    at: float
+
+    def rate_at(self, now: float) -> float:
+        return self.rate * math.exp((self.at - now) / _MEASURED_S)
+
+
+class Demands:
+    """Units a second that clients ask for, whether they get them or not, as decaying means.
+
+    Parameters
+    ----------
+    most : int
+        Clients that are remembered, the latest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._demands: OrderedDict[str, _Demand] = OrderedDict()  # the latest last
+
+    def __len__(self) -> int:
+        return len(self._demands)
+
+    def __contains__(self, client: str) -> bool:
+        return client in self._demands
+
+    def add(self, client: str, size: int, now: float) -> None:
+        """Note that a client asks for so many units."""
+        known = self._demands.pop(client, None)
+        rate = known.rate_at(now) if known else 0.0
+        self._demands[client] = _Demand(rate + size / _MEASURED_S, now)
+        if len(self._demands) > self._most:
+            self._demands.popitem(last=False)
+
+    def expected(self, seconds: float, now: float) -> Iterator[tuple[str, float]]:
+        """Yield each client and the units that it will ask for in so many seconds if it goes on as it did."""
+        while self._demands and next(iter(self._demands.values())).at < now - _FORGOTTEN_S:
+            self._demands.popitem(last=False)
+        for client, demand in self._demands.items():
+            yield client, seconds * demand.rate_at(now)
