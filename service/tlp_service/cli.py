@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tlp {arguments.command}: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        extra = {"serve": "service,cpu", "train": "service,cpu,train"}[arguments.command]
+        extra = "service,cpu" if arguments.command == "serve" else "service,cpu,train"
         print(f"tlp {arguments.command}: {error}; install 'tlp-service[{extra}]'", file=sys.stderr)
         return 2
     return status
@@ -46,7 +46,53 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
     )
+    _add_records(commands.add_parser("records", help="keep tuning logs as a record store"))
     return parser
+
+
+def _add_records(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True)
+    importer = actions.add_parser("import", help="read tuning logs into a record store")
+    importer.add_argument("logs", type=Path, nargs="+", help="tuning logs or folders of them")
+    importer.add_argument("--store", type=Path, required=True, help="folder of the store, made if need be")
+    importer.add_argument("--platforms", type=Path, help="CSV that maps folders to platforms")
+    importer.add_argument("--platform", help="platform of all records, where there is no --platforms")
+    importer.add_argument(
+        "--seed", type=_not_negative, default=0, help="of the split of a new store (default: 0)"
+    )
+    importer.add_argument(
+        "--processes", type=_not_negative, default=0, help="that read; 0 for the CPUs (default: 0)"
+    )
+    importer.set_defaults(run=_import_records)
+    show = actions.add_parser("show", help="print what a record store holds")
+    show.add_argument("store", type=Path, help="folder of the store")
+    show.set_defaults(run=_show_records)
+
+
+def _import_records(arguments: argparse.Namespace) -> int:
+    from tlp_service.records.files import log_files
+    from tlp_service.records.importer import import_logs
+    from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
+    from tlp_service.records.store import RecordStore
+
+    if arguments.platform is not None:
+        check_platform(arguments.platform)
+    platform_of = (
+        PlatformTable.read(arguments.platforms) if arguments.platforms else OnePlatform(arguments.platform)
+    )
+    paths = list(log_files(arguments.logs))
+    store = RecordStore.create(arguments.store, arguments.seed)
+    summary, added = import_logs(paths, store, platform_of, arguments.processes)
+    print(summary.report(added))
+    return 0
+
+
+def _show_records(arguments: argparse.Namespace) -> int:
+    from tlp_service.records.report import describe
+    from tlp_service.records.store import RecordStore
+
+    print(describe(RecordStore(arguments.store)))
+    return 0
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -122,8 +168,8 @@ def _rate(text: str) -> float:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    from tlp_service.records.platforms import PlatformTable
     from tlp_service.training.fit import FitSettings
-    from tlp_service.training.platforms import PlatformTable
     from tlp_service.training.train import TrainCommand, train
 
     table = arguments.platforms and PlatformTable.read(arguments.platforms, arguments.only_shippable)

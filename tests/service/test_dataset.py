@@ -6,15 +6,15 @@ import pytest
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.features.published import PUBLISHED
+from tlp_service.records.files import log_files
+from tlp_service.records.platforms import PlatformTable
 from tlp_service.training.dataset import (
     ImportReport,
     build_sets,
-    log_files,
     read_records,
     split_by_workload,
     without_large_numbers,
 )
-from tlp_service.training.platforms import PlatformTable
 
 
 def line(workload="w", costs=(0.1,), error_no=0, steps=(["CI", 1],), target="llvm"):

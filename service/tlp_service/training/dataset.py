@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from tlp_client.logs import LOG_SUFFIXES, LogReader, RefusedLine
+from tlp_client.logs import LogReader, RefusedLine
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
 from tlp_service.features.published import PublishedFeatures
-from tlp_service.training.platforms import PlatformOf
+from tlp_service.records.platforms import PlatformOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +68,6 @@ class ImportReport:
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: list[RefusedLine] = field(default_factory=list)
-
-
-def log_files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the log files named, or found below `paths` by their ending (`LOG_SUFFIXES`), sorted.
-
-    Raises
-    ------
-    BadRecords
-        If a path does not exist.
-    """
-    for path in paths:
-        if not path.exists():
-            raise BadRecords(f"no such file or directory: {path}")
-        if path.is_file():
-            yield path
-            continue
-        for found in sorted(path.rglob("*")):
-            if found.is_file() and found.name.endswith(LOG_SUFFIXES):
-                yield found
 
 
 def read_records(

@@ -14,24 +14,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tlp_client.records import Record
-from tlp_client.tasks import PlatformKind, platform_kind
+from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.evaluation.ranking import Ranking, random_ranking
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import export_onnx
+from tlp_service.records.files import log_files
+from tlp_service.records.platforms import OnePlatform, PlatformOf, PlatformTable, check_platform
 from tlp_service.scoring.score_map import fit_score_map
 from tlp_service.training.dataset import (
     ImportReport,
     TrainingSet,
     build_sets,
-    log_files,
     read_records,
     split_by_workload,
     without_large_numbers,
 )
 from tlp_service.training.fit import FitSettings, fit, predict, rank_set, ranked_tasks
-from tlp_service.training.platforms import PlatformOf, PlatformTable, check_platform
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
@@ -138,13 +137,7 @@ def _check(command: TrainCommand) -> None:
 
 
 def _platform_of(command: TrainCommand) -> PlatformOf:
-    if command.platforms is not None:
-        return command.platforms
-
-    def by_target(record: Record) -> str | None:
-        return command.platform or platform_kind(record.task.target)
-
-    return lambda path: by_target
+    return command.platforms if command.platforms is not None else OnePlatform(command.platform)
 
 
 def _split(kind: PlatformKind, whole: TrainingSet, settings: FitSettings) -> dict[str, TrainingSet]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tlp_client.errors import InvalidRequest
 from tlp_client.records import Record
+from tlp_client.tasks import platform_kind
 from tlp_client.wire.fields import read_name
 from tlp_service.errors import BadSettings
 
@@ -86,15 +87,37 @@ def check_platform(name: str) -> None:
         raise BadSettings(f"platform: {name!r} means any {name}; give this hardware a name of its own")
 
 
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """Holds for a record with this text in its target and this first hardware parameter, where they are stated."""
+
+    text: str = ""
+    cores: int | None = None
+
+    def __call__(self, record: Record) -> bool:
+        hardware = record.task.hardware
+        has_cores = self.cores is None or (hardware is not None and hardware[0] == self.cores)
+        return self.text in record.task.target and has_cores
+
+
+@dataclass(frozen=True, slots=True)
+class OnePlatform:
+    """The same platform for all records; without a name that of the kind of their target."""
+
+    name: str | None = None
+
+    def __call__(self, path: Path) -> Callable[[Record], str | None]:
+        """Return the function that tells the platform of a record."""
+        return lambda record: self.name or platform_kind(record.task.target)
+
+
 def _condition(where: str) -> Callable[[Record], bool]:
     if not where:
-        return lambda record: True
+        return _Condition()
     if found := re.fullmatch(r"target has (\S+)", where):
-        text = found.group(1)
-        return lambda record: text in record.task.target
+        return _Condition(text=found.group(1))
     if found := re.fullmatch(r"hardware parameters start with (-?\d+)", where):
-        cores = int(found.group(1))
-        return lambda record: record.task.hardware is not None and record.task.hardware[0] == cores
+        return _Condition(cores=int(found.group(1)))
     raise ValueError(
         f"column 'where' holds {where!r}; known: 'target has X', 'hardware parameters start with N'"
     )

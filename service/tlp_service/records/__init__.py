@@ -1,0 +1,1 @@
+"""The record store: measured records of many logs and platforms as Parquet."""
