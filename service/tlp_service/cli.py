@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tlp_client.errors import TLPError
-from tlp_service.errors import ServiceFault
+from tlp_service.errors import BadSettings, ServiceFault
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +46,56 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
     )
+    _add_evaluate(commands.add_parser("evaluate", help="rank measured records by a model version"))
     _add_records(commands.add_parser("records", help="keep tuning logs as a record store"))
     return parser
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("records", type=Path, nargs="+", help="tuning logs, folders of them, or one record store")
+    add("--model", type=Path, help="folder of the model version (default: the shipped one)")
+    add("--platforms", type=Path, help="CSV that maps folders of logs to platforms")
+    add("--platform", help="platform of all records of logs, where there is no --platforms")
+    add("--part", choices=("train", "validation", "test"), help="only this part of a record store")
+    add(
+        "--min-candidates",
+        type=_positive,
+        default=16,
+        help="tasks with fewer are left out (default: 16)",
+    )
+    add("--json", type=Path, help="file that gets all figures")
+    parser.set_defaults(run=_evaluate)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    import json
+    from collections import Counter
+
+    from tlp_service.evaluation.evaluate import evaluate
+    from tlp_service.records.files import log_files
+    from tlp_service.records.platforms import OnePlatform, PlatformTable
+    from tlp_service.records.reader import log_records, part_of_store, stored_records
+    from tlp_service.records.store import RecordStore, is_store
+    from tlp_service.scoring.scorer import Scorer
+    from tlp_service.settings import shipped_model
+
+    left_out: Counter[str] = Counter()
+    if len(arguments.records) == 1 and is_store(arguments.records[0]):
+        store = RecordStore(arguments.records[0])
+        records = part_of_store(store, arguments.part) if arguments.part else stored_records(store)
+    elif arguments.part:
+        raise BadSettings("--part: only a record store is split into parts")
+    else:
+        table = arguments.platforms and PlatformTable.read(arguments.platforms)
+        platform_of = table or OnePlatform(arguments.platform)
+        records = log_records(log_files(arguments.records), platform_of, left_out)
+    found = evaluate(Scorer(arguments.model or shipped_model()), records, arguments.min_candidates)
+    found.left_out += left_out
+    print(found.table())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
+    return 0
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
