@@ -138,6 +138,25 @@ def test_callers_who_leave_while_their_bodies_are_read_leave_no_threads(tmp_path
         until(lambda: server.metric('tlp_requests_total{route="/v1/predict",status="499"}') == 20)
 
 
+def test_a_deadline_holds_while_the_body_arrives(tmp_path, linear_version):
+    with start(tmp_path / "stream", model=linear_version) as server:
+        head = (
+            "POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            "content-length: 1000\r\ntlp-deadline-s: 0.2\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as caller:
+            caller.sendall(head.encode() + b"{")
+            assert caller.recv(1000).startswith(b"HTTP/1.1 504 ")
+
+
+def test_millions_of_lists_are_413(tmp_path, linear_version):
+    body = b'{"format":1,"candidates":[' + b"[]," * 5_000_000 + b"[]]}"
+    with start(tmp_path / "stream", model=linear_version) as server:
+        status, answer = server.post("/v1/predict", body)
+    assert (status, answer["code"]) == (413, "too_large")
+    assert "lists" in answer["error"]
+
+
 def test_the_bodies_of_all_callers_are_bounded_together(tmp_path, linear_version, good):
     large = json.dumps({**good[0], "candidates": [[0, 1]] * 60_000}).encode() + b" " * (900 << 10)
     with start(tmp_path / "stream", model=linear_version, max_waiting_mib=2) as server:

@@ -271,6 +271,32 @@ def test_closing_ends_the_threads_and_refuses_what_is_left(plain):
         work.future.result(0)
 
 
+def test_what_waits_for_an_opening_is_taken_when_that_is_withdrawn(running, plain):
+    executor, other = running(threads=2, chunk=1), Plain()
+    plain.may_encode.clear()
+    first, second = candidates_of(plain, [1], [[0]] * 3), candidates_of(other, [2], [[0]])
+    opened = executor.submit(first, "a")
+    executor.submit(second, "a")
+    assert second.future.result(20).tolist() == [2]
+    executor.withdraw(opened)
+    plain.may_encode.set()
+
+
+def test_no_job_ends_a_thread(running, plain, monkeypatch):
+    executor = running(threads=1)
+    bad, good = candidates_of(plain, [1], [[0]]), candidates_of(plain, [2], [[0]])
+
+    def no_memory():
+        raise MemoryError
+
+    monkeypatch.setattr(bad, "result", no_memory)
+    executor.submit(bad, "a")
+    executor.submit(good, "a")
+    with pytest.raises(ScoringFailed):
+        bad.future.result(20)
+    assert good.future.result(20).tolist() == [2]
+
+
 def test_failures_do_not_change_the_rate(running, plain):
     executor = running(rate=1000.0)
     for _ in range(50):

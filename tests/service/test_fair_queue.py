@@ -110,19 +110,32 @@ def test_only_what_nobody_began_is_untouched():
 
 def test_the_time_for_a_job_counts_of_others_at_most_as_much_as_is_its_own():
     queue = queue_of(job("a", 3000), job("b", 500), rate=1000.0)
-    assert queue.seconds_for("c", 10, None, 0.0) == pytest.approx((10 + 10 + 10) / 1000)
-    assert queue.seconds_for("c", 1000, None, 0.0) == pytest.approx((1000 + 1000 + 500) / 1000)
-    assert queue.seconds_for("b", 500, None, 0.0) == pytest.approx((1000 + 1000) / 1000)
+    later = 100.0  # what they asked for is long ago
+    assert queue.seconds_for("c", 10, later) == pytest.approx((10 + 10 + 10) / 1000)
+    assert queue.seconds_for("c", 1000, later) == pytest.approx((1000 + 1000 + 500) / 1000)
+    assert queue.seconds_for("b", 500, later) == pytest.approx((1000 + 1000) / 1000)
 
 
-def test_the_time_for_a_job_counts_what_others_will_bring_as_they_did_so_far():
+def test_the_time_for_a_job_counts_what_others_will_bring_meanwhile():
     queue = queue_of(job("a", 100), rate=1000.0)
-    queue.take(100, 0.0)
-    # a asked for 100 candidates in the last 5 s, so it will ask for 40 in the next 2
-    assert queue.seconds_for("b", 500, 2.0, 0.0) == pytest.approx((500 + 40) / 1000)
-    assert queue.seconds_for("b", 30, 2.0, 0.0) == pytest.approx((30 + 30) / 1000)
-    assert queue.seconds_for("a", 500, 2.0, 0.0) == pytest.approx(500 / 1000)
-    assert queue.seconds_for("b", 500, 102.0, 100.0) == pytest.approx(500 / 1000)
+    ((part,), _) = queue.take(100, 0.0)
+    # a asked for 100 candidates in the last 5 s, so for 20 a second: some 10 while 500 are scored
+    assert queue.seconds_for("b", 500, 0.0) == pytest.approx((500 + 10.2) / 1000, rel=1e-4)
+    assert queue.seconds_for("a", 500, 0.0) == pytest.approx(500 / 1000)
+    # As long as it waits for an answer it is there, however silent; afterwards for 2 s.
+    assert queue.seconds_for("b", 500, 2.5) > 0.5
+    queue.returned(part, 0)
+    assert queue.seconds_for("b", 500, 1.9) > 0.5
+    assert queue.seconds_for("b", 500, 2.5) == pytest.approx(500 / 1000)
+
+
+def test_what_is_refused_unread_is_not_expected_to_come():
+    queue = queue_of(job("a", 100_000), rate=1000.0)
+    before = queue.seconds_for("b", 500, 0.0)
+    for n in range(50):
+        with pytest.raises(QueueFull):
+            queue.check(f"liar-{n}", 10**9, 1.0, 0.0)
+    assert queue.seconds_for("b", 500, 0.0) == before
 
 
 def test_what_would_miss_its_deadline_is_refused_at_once_with_when_to_come_back():
@@ -131,7 +144,7 @@ def test_what_would_miss_its_deadline_is_refused_at_once_with_when_to_come_back(
         QueueFull, match=r"10000 candidates wait already: these would take some 10.0 s"
     ) as full:
         queue.offer(job("b", 5000, deadline=4.0), 0.0)
-    assert full.value.retry_after == 9  # 1.25 * 10 s - 4 s
+    assert full.value.retry_after == 10  # 1.4 * 10 s - 4 s
     with pytest.raises(QueueFull):
         queue.check("b", 5000, 4.0, 0.0)
     queue.check("b", 100, 3.0, 0.0)
@@ -178,6 +191,9 @@ def test_a_job_is_opened_once_and_others_are_served_meanwhile():
     ((opening,), _) = queue.take(2, 0.0)
     assert (opening.first, opening.count) == (0, 4 + 2)
     assert queue.take(2, 0.0) == ([], [])
+    queue.offer(job("a", 1), 0.0)
+    ((part,), _) = queue.take(2, 0.0)
+    assert (part.job.client, part.count) == ("a", 1)  # nor do its client's others wait
     queue.offer(job("b", 2), 0.0)
     ((part,), _) = queue.take(2, 0.0)
     assert part.job.client == "b"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 import zlib
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,14 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tlp_client.wire.fields import CLIENT_HEADER, read_name
-from tlp_service.errors import BodyTooLarge, ClientGone, InvalidBody, MalformedBody, QueueFull
+from tlp_service.errors import (
+    BodyTooLarge,
+    ClientGone,
+    DeadlinePassed,
+    InvalidBody,
+    MalformedBody,
+    QueueFull,
+)
 
 T = TypeVar("T")
 
@@ -28,8 +37,15 @@ _DRAINED_BYTES = 512 << 20
 #: The largest body that is parsed once more to find what is wrong with it.
 _READ_TWICE_BYTES = 4 << 20
 
-#: Seconds in which some more of a body has to come.
+#: Seconds in which some more of a body has to come, and by which it may fall behind the least rate.
 _PATIENCE_S = 30
+_LEAST_BYTES_PER_S = 1 << 20
+
+#: Bytes of a body for which there is always room.
+_ALWAYS_ROOM = 64 << 10
+
+#: Lists of a body; the decoder is a single call that nothing can interrupt.
+_MOST_LISTS = 4_000_000
 
 
 def content_type(request: Request, accepted: Sequence[str]) -> str:
@@ -72,8 +88,9 @@ class BodyMemory:
             reservation.release()
 
     def change(self, more: int, already: int) -> bool:
-        """Add bytes to a body that has so many already; return whether there was room."""
-        if more > 0 and self._held > already and self._held + more > self._most:
+        """Add bytes to a body that has so many already; return whether there was room. Small ones always have it."""
+        is_small = already + more <= _ALWAYS_ROOM
+        if more > 0 and not is_small and self._held > already and self._held + more > self._most:
             return False
         self._held += more
         return True
@@ -98,11 +115,15 @@ class Reservation:
         self._bytes = 0
 
 
-async def read_body(request: Request, limit: int, memory: Reservation) -> bytes:
+async def read_body(
+    request: Request, limit: int, memory: Reservation, deadline_s: float | None = None
+) -> bytes:
     """Return the whole body, decompressed.
 
     Raises
     ------
+    DeadlinePassed
+        If it is not there after `deadline_s` seconds.
     BodyTooLarge
         If it is larger than `limit` bytes as sent or as decompressed.
     QueueFull
@@ -117,10 +138,14 @@ async def read_body(request: Request, limit: int, memory: Reservation) -> bytes:
     parts: list[bytes] = []
     size = received = 0
     too_large = has_no_room = False
+    started = time.monotonic()
     try:
         stream = request.stream()
         while True:
-            with anyio.fail_after(_PATIENCE_S):
+            elapsed = time.monotonic() - started
+            left = math.inf if deadline_s is None else deadline_s - elapsed
+            slack = _PATIENCE_S + received / _LEAST_BYTES_PER_S - elapsed
+            with anyio.fail_after(max(0.0, min(left, slack, _PATIENCE_S))):
                 chunk = await anext(stream, None)
             if chunk is None:
                 break
@@ -138,7 +163,9 @@ async def read_body(request: Request, limit: int, memory: Reservation) -> bytes:
                 parts.clear()
                 memory.release()
     except TimeoutError:
-        raise MalformedBody(f"body: nothing more of it came for {_PATIENCE_S} s") from None
+        if deadline_s is not None and time.monotonic() - started >= deadline_s:
+            raise DeadlinePassed("the deadline passed before the body was whole") from None
+        raise MalformedBody(f"body: it came too slowly, or nothing of it for {_PATIENCE_S} s") from None
     except ClientDisconnect:
         raise MalformedBody("the connection closed before the body was whole") from None
     if too_large:
@@ -208,7 +235,11 @@ def decode_json(body: bytes) -> Any:
     ------
     MalformedBody
         If the body is not JSON; names the place.
+    BodyTooLarge
+        If it holds millions of lists.
     """
+    if body.count(b"[") > _MOST_LISTS:
+        raise BodyTooLarge(f"body: more than the {_MOST_LISTS} lists that one request may hold")
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as strict:

@@ -36,7 +36,7 @@ from tlp_service.api.body import (
 )
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
-from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, UnknownName
+from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, QueueFull, UnknownName
 from tlp_service.scoring.scorer import Prepared, Scored
 
 router = APIRouter()
@@ -66,7 +66,7 @@ async def predict(request: Request) -> Response:
     candidates, cached = _count_in(request, CANDIDATES_HEADER), _count_in(request, CACHED_HEADER)
     query = read_query(request, QUERY if kind == NDJSON else ())
     with service.bodies.reserve() as memory:
-        body = await read_body(request, service.settings.max_body, memory)
+        body = await read_body(request, service.settings.max_body, memory, caller.left())
         if candidates:
             most = service.settings.max_candidates
             service.engine.executor.check(caller.name, min(candidates, most), caller.left())
@@ -115,9 +115,13 @@ async def _answer_log(
     lines, tasks = await caller.read(service.engine, read, len(body))
     del body, read
     memory.release()
+    # Its tasks are scored one after the other, so the queue knows of one at a time.
+    if not memory.grow(sum(t.candidates.idle_bytes for t, _ in tasks if isinstance(t, Prepared))):
+        raise QueueFull("other requests leave no memory for the tasks of this log", retry_after=1)
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
-    for prepared, positions in tasks:
+    while tasks:
+        prepared, positions = tasks.pop()
         if isinstance(prepared, ApiError):
             errors.update(dict.fromkeys(positions, str(prepared)))
             continue

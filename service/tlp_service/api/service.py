@@ -39,7 +39,7 @@ class Reading(Work[Any]):
 
     def __init__(self, read: Callable[[], Any], size: int) -> None:
         super().__init__()
-        self._read = read
+        self._read: Callable[[], Any] | None = read
         self._size = size
         self._said: Any = None
 
@@ -54,12 +54,15 @@ class Reading(Work[Any]):
         return 0
 
     def run(self, first: int, count: int) -> None:
-        """Read it, all at once."""
-        self._said = self._read()
+        """Read it, all at once, and let go of it."""
+        read, self._read = self._read, None
+        assert read is not None, "there is but one slice"
+        self._said = read()
 
     def result(self) -> Any:
         """Return what it says."""
-        return self._said
+        said, self._said = self._said, None
+        return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 #: Seconds over which it is measured.
 _MEASURED_S = 5.0
 
-#: Seconds after which nothing is expected of a client any more.
-_FORGOTTEN_S = 4 * _MEASURED_S
+#: Seconds of silence after which nothing is expected of a client any more.
+_GONE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,6 @@ class Demands:
     def __len__(self) -> int:
         return len(self._demands)
 
-    def __contains__(self, client: str) -> bool:
-        return client in self._demands
-
     def add(self, client: str, size: int, now: float) -> None:
         """Note that a client asks for so many units."""
         known = self._demands.pop(client, None)
@@ -50,9 +47,14 @@ class Demands:
         if len(self._demands) > self._most:
             self._demands.popitem(last=False)
 
-    def expected(self, seconds: float, now: float) -> Iterator[tuple[str, float]]:
-        """Yield each client and the units that it will ask for in so many seconds if it goes on as it did."""
-        while self._demands and next(iter(self._demands.values())).at < now - _FORGOTTEN_S:
-            self._demands.popitem(last=False)
+    def rates(self, now: float, present: Container[str] = ()) -> Iterator[tuple[str, float]]:
+        """Yield the units a second of each client that goes on to ask.
+
+        Parameters
+        ----------
+        present : container of str
+            Clients that wait for what they asked for, and so are silent for a reason.
+        """
         for client, demand in self._demands.items():
-            yield client, seconds * demand.rate_at(now)
+            if client in present or demand.at >= now - _GONE_S:
+                yield client, demand.rate_at(now)

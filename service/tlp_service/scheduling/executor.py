@@ -160,6 +160,7 @@ class Executor(Generic[W]):
         """Forget a job that nobody waits for; a batch that is being worked on is not stopped."""
         with self._changed:
             self._queue.withdraw(job)
+            self._changed.notify(len(self._threads))  # what waited for its opening can be taken now
 
     def drain(self, seconds: float) -> None:
         """Refuse what comes, what has not begun, and what cannot be done in so many seconds; the rest ends as usual."""
@@ -191,12 +192,20 @@ class Executor(Generic[W]):
             _fail(job, NotReady("the server is stopping", retry_after=5))
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            slices, late, free_since = taken
-            for job in late:
-                _fail(job, DeadlinePassed("the deadline passed before the request was done"))
-            if slices:
-                self._run(slices, free_since)
+        while self._turn():
+            pass  # nothing of a turn is held while the next one waits
+
+    def _turn(self) -> bool:
+        """Do what is next; return whether there may be more."""
+        taken = self._take()
+        if taken is None:
+            return False
+        slices, late, free_since = taken
+        for job in late:
+            _fail(job, DeadlinePassed("the deadline passed before the request was done"))
+        if slices:
+            self._run(slices, free_since)
+        return True
 
     def _take(self) -> tuple[list[Slice[W]], list[Job[W]], float] | None:
         """Return the next batch and who is too late for it, as soon as there is either; None at the end.
@@ -237,8 +246,13 @@ class Executor(Generic[W]):
             if any(part.first < part.job.opening for part in slices):
                 self._changed.notify(len(self._threads))  # what it opened can be taken now
         for job in done:
+            try:
+                result = job.work.result()
+            except Exception as error:  # noqa: BLE001  no thread may end because of what one job does
+                _fail(job, job.work.failure(error))
+                continue
             with suppress(InvalidStateError):  # cancelled meanwhile
-                job.work.future.set_result(job.work.result())
+                job.work.future.set_result(result)
 
 
 def _fail(job: Job[W], error: Exception) -> None:

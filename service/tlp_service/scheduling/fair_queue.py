@@ -20,7 +20,10 @@ from tlp_service.scheduling.demand import Demands
 from tlp_service.scheduling.job import Job, Slice, Work
 
 #: A request is refused where this times the time that it will probably take goes beyond its deadline.
-_CAUTION = 1.25
+_CAUTION = 1.4
+
+#: Steps in which it is found how much will come while a job waits.
+_STEPS = 3
 
 #: Share of what was measured that the next slice displaces.
 _NEWNESS = 0.05
@@ -112,27 +115,27 @@ class FairQueue(Generic[Work]):
 
     def check(self, client: str, size: int, deadline: float | None, now: float) -> None:
         """Raise `QueueFull` where `offer` would for a job of that size and no bytes."""
-        try:
-            self._check_room(client, size, 0, deadline, now)
-        except QueueFull:
-            if client in self._demands:  # not of one that has never sent what it says
-                self._demands.add(client, size, now)
-            raise
+        # What is refused unread does not count as asked for: nobody knows whether it was there.
+        self._check_room(client, size, 0, deadline, now)
 
-    def seconds_for(self, client: str, size: int, deadline: float | None, now: float) -> float:
-        """Return how long a job would probably take that comes now, at most until its deadline.
+    def seconds_for(self, client: str, size: int, now: float) -> float:
+        """Return how long a job would probably take that comes now.
 
         Until it is done its client's work is done, and of each other client at most as much: of what waits, and
         of what it will bring meanwhile if it goes on to ask as it did.
         """
         own = self._clients.get(client)
         ahead = size + (own.left if own else 0)
-        others: dict[str, float] = {name: other.left for name, other in self._clients.items()}
-        if deadline is not None:
-            for name, expected in self._demands.expected(deadline - now, now):
-                others[name] = others.get(name, 0) + expected
-        others.pop(client, None)
-        return (ahead + sum(min(left, ahead) for left in others.values())) / self.rate
+        others = {name: other.left for name, other in self._clients.items() if name != client}
+        rates = {name: rate for name, rate in self._demands.rates(now, self._bytes_of) if name != client}
+        seconds = (ahead + sum(min(left, ahead) for left in others.values())) / self.rate
+        for _ in range(_STEPS if rates else 0):  # what comes meanwhile makes it longer, in which more comes
+            coming = (
+                min(others.get(name, 0) + rates.get(name, 0.0) * seconds, ahead)
+                for name in others.keys() | rates.keys()
+            )
+            seconds = (ahead + sum(coming)) / self.rate
+        return seconds
 
     def take(self, most: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
         """Return what to do next, at most `most` units of one lane beside openings, and the jobs that were found too late.
@@ -143,13 +146,13 @@ class FairQueue(Generic[Work]):
         late: list[Job[Work]] = []
         room = most
         for name, client in sorted(self._clients.items(), key=_place) if self._mixes else self._best():
-            while client.jobs and room > 0:
-                job = client.jobs[0]
+            # One that is being opened does not keep its client's others waiting.
+            while room > 0 and (job := next((j for j in client.jobs if j.next_slice), None)) is not None:
                 if job.deadline is not None and now >= job.deadline:
                     self.withdraw(job)
                     late.append(job)
                     continue
-                if not job.next_slice or (slices and job.lane != slices[0].job.lane):
+                if slices and job.lane != slices[0].job.lane:
                     break
                 if not slices:
                     self._now = client.tag
@@ -198,7 +201,7 @@ class FairQueue(Generic[Work]):
         if not self._held:
             return
         if deadline is not None:
-            seconds = self.seconds_for(client, size, deadline, now)
+            seconds = self.seconds_for(client, size, now)
             if now + _CAUTION * seconds > deadline:
                 raise QueueFull(
                     f"{self.waiting} {self._unit} wait already: these would take some {seconds:.1f} s, "
@@ -234,7 +237,7 @@ class FairQueue(Generic[Work]):
         self._turns += 1
         client.turn = self._turns
         if not job.left:
-            client.jobs.popleft()
+            client.jobs.remove(job)
         self._leave(name, client, count)
         return part
 

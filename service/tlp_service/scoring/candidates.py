@@ -16,6 +16,9 @@ from tlp_service.scoring.plan import Plan, join
 
 log = logging.getLogger(__name__)
 
+#: Bytes of the objects around the arrays of a request.
+_OBJECT_BYTES = 4096
+
 RawScores = npt.NDArray[np.float32]
 
 
@@ -50,8 +53,12 @@ class Candidates(Work[RawScores]):
     @property
     def nbytes(self) -> int:
         """Bytes that it holds, those of its encoded rows included."""
-        encoded = len(self.table) * self.network.encoded_bytes
-        return self.table.nbytes + self.plan.nbytes + self._raw.nbytes + encoded
+        return self.idle_bytes + len(self.table) * self.network.encoded_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that it holds while it is not being scored."""
+        return self.table.nbytes + self.plan.nbytes + self._raw.nbytes + _OBJECT_BYTES
 
     def run(self, first: int, count: int) -> None:
         """Score candidates; the first slice encodes the rows before, which is the opening."""
