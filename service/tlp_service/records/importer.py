@@ -159,4 +159,5 @@ def _records(path: Path, summary: ImportSummary) -> Iterator[tuple[bytes, int, R
 
 
 def _write(rows: Rows, prefix: Path, number: int) -> None:
-    pq.write_table(rows.table(), f"{prefix}-{number}.parquet", compression="zstd")
+    # Read once and removed: compression would only take time.
+    pq.write_table(rows.table(), f"{prefix}-{number}.parquet", compression="none")

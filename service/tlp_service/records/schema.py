@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -36,16 +36,26 @@ def content_id(platform: str, line: bytes) -> bytes:
     return hashlib.blake2b(line.strip(), digest_size=16, key=platform.encode()[:64]).digest()
 
 
-class Texts(dict[Primitive, str]):
-    """The JSON text of primitives, made once for each distinct one."""
+class Texts:
+    """The JSON text of primitives, made once for each object: those of one `RecordParser` are few."""
 
-    def __missing__(self, primitive: Primitive) -> str:
-        text = self[primitive] = json.dumps(primitive.to_json(), separators=(",", ":"))
-        return text
+    def __init__(self) -> None:
+        # By identity, for hashing a primitive takes longer than all else. The object is kept, so that no other gets its id.
+        self._known: dict[int, str] = {}
+        self._kept: list[Primitive] = []
 
-    def of(self, primitives: Iterable[Primitive]) -> str:
+    def of(self, primitives: Sequence[Primitive]) -> str:
         """Return a candidate's primitives as JSON."""
-        return f"[{','.join(map(self.__getitem__, primitives))}]"
+        try:
+            texts = list(map(self._known.__getitem__, map(id, primitives)))
+        except KeyError:
+            texts = [self._known.get(id(p)) or self._learn(p) for p in primitives]
+        return f"[{','.join(texts)}]"
+
+    def _learn(self, primitive: Primitive) -> str:
+        text = self._known[id(primitive)] = json.dumps(primitive.to_json(), separators=(",", ":"))
+        self._kept.append(primitive)
+        return text
 
 
 class Rows:

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,20 +93,22 @@ class RecordStore:
         """Add the rows of Parquet files, each id once, and return how many are new, by platform."""
         parts: dict[str, list[Path]] = defaultdict(list)
         for path in sorted(folder.glob("*.parquet")):
-            platform = pq.read_table(path, columns=["platform"]).column(0)[0].as_py()
-            parts[platform].append(path)
-        added = {}
-        for platform, files in sorted(parts.items()):
-            known = [self.read(platform)] if self._file(platform).exists() else []
-            before = sum(map(len, known))
-            rows = pa.concat_tables([*known, *(pq.read_table(file) for file in files)])
-            rows = rows.take(_first_of_each(rows.column("id")))
-            self._file(platform).parent.mkdir(exist_ok=True)
-            aside = folder / f"{platform}.merged"
-            pq.write_table(rows, aside, compression="zstd", row_group_size=20_000)
-            os.replace(aside, self._file(platform))
-            added[platform] = len(rows) - before
-        return added
+            parts[pq.ParquetFile(path).read_row_group(0, ["platform"])[0][0].as_py()].append(path)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # pyarrow works without the interpreter
+            platforms = sorted(parts)
+            added = pool.map(lambda platform: self._merge(platform, parts[platform], folder), platforms)
+            return dict(zip(platforms, added, strict=True))
+
+    def _merge(self, platform: str, files: Sequence[Path], folder: Path) -> int:
+        known = [self.read(platform)] if self._file(platform).exists() else []
+        before = sum(map(len, known))
+        rows = pa.concat_tables([*known, *(pq.read_table(file) for file in files)])
+        rows = rows.take(_first_of_each(rows.column("id")))
+        self._file(platform).parent.mkdir(exist_ok=True)
+        aside = folder / f"{platform}.merged"
+        pq.write_table(rows, aside, compression="zstd", row_group_size=20_000)
+        os.replace(aside, self._file(platform))
+        return len(rows) - before
 
     def quarantine(self, refused: Sequence[RefusedLine]) -> None:
         """Note lines that are no records; those that are noted already stay once."""
