@@ -24,6 +24,7 @@ from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
+from tlp_client.wire.predict import index_primitives
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import read_weights
 from tlp_service.models.published import PublishedNetwork
@@ -134,11 +135,9 @@ class Comparison:
         device = engine.scorer.device
         self.kind = kind = platform_kind(records[0].task.target)
         features = PUBLISHED[kind]
-        known = {}
-        indices = np.array([known.setdefault(p, len(known)) for r in records for p in r.primitives])
-        lengths = np.array([len(r.primitives) for r in records])
-        self.candidates, self.primitives, self.distinct = len(records), len(indices), len(known)
-        self.table, _ = features.rows(list(known))
+        primitives, indices, lengths = index_primitives(r.primitives for r in records)
+        self.candidates, self.primitives, self.distinct = len(records), len(indices), len(primitives)
+        self.table, _ = features.rows(primitives)
         self.plan = Plan.of(indices, lengths, features.steps)
         self._engine = engine
         self._loaded = engine.scorer.loaded(kind)

@@ -19,6 +19,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
+from tlp_client.wire.predict import index_primitives
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features.published import PUBLISHED
 from tlp_service.scoring.network import OnnxNetwork
@@ -82,10 +83,9 @@ def main():
     args = parser.parse_args()
     features, path = PUBLISHED["cpu"], shipped_model() / "cpu.onnx"
     records = [r for r in LogReader().read_file(args.log) if r.error_no == 0]
-    known = {}
-    indices = np.array([known.setdefault(p, len(known)) for r in records for p in r.primitives])
-    plan = Plan.of(indices, np.array([len(r.primitives) for r in records]), features.steps)
-    table, broken = features.rows(list(known))
+    primitives, indices, lengths = index_primitives(r.primitives for r in records)
+    plan = Plan.of(indices, lengths, features.steps)
+    table, broken = features.rows(primitives)
     assert not broken
     float32 = OnnxNetwork(path, features.steps, "cpu")
     with tempfile.TemporaryDirectory() as scratch:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tlp_client.errors import TLPError
 from tlp_service.errors import BadSettings, ServiceFault
+
+if TYPE_CHECKING:
+    from tlp_client.logs import RefusedLine
+    from tlp_client.records import Record
+    from tlp_service.records.platforms import PlatformOf
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,32 +76,37 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     import json
-    from collections import Counter
 
     from tlp_service.evaluation.evaluate import evaluate
-    from tlp_service.records.files import log_files
-    from tlp_service.records.platforms import OnePlatform, PlatformTable
-    from tlp_service.records.reader import log_records, part_of_store, stored_records
+    from tlp_service.records.files import log_files, log_records
+    from tlp_service.records.reader import part_of_store, stored_records
     from tlp_service.records.store import RecordStore, is_store
     from tlp_service.scoring.scorer import Scorer
     from tlp_service.settings import shipped_model
 
-    left_out: Counter[str] = Counter()
+    refused: list[RefusedLine] = []
+    records: Iterator[tuple[str | None, Record]]
     if len(arguments.records) == 1 and is_store(arguments.records[0]):
         store = RecordStore(arguments.records[0])
         records = part_of_store(store, arguments.part) if arguments.part else stored_records(store)
     elif arguments.part:
         raise BadSettings("--part: only a record store is split into parts")
     else:
-        table = arguments.platforms and PlatformTable.read(arguments.platforms)
-        platform_of = table or OnePlatform(arguments.platform)
-        records = log_records(log_files(arguments.records), platform_of, left_out)
+        records = log_records(log_files(arguments.records), _platform_of(arguments), refused)
     found = evaluate(Scorer(arguments.model or shipped_model()), records, arguments.min_candidates)
-    found.left_out += left_out
+    found.left_out.update(f"refused lines, {line.cause}" for line in refused)
     print(found.table())
     if arguments.json:
         arguments.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
     return 0
+
+
+def _platform_of(arguments: argparse.Namespace) -> PlatformOf:
+    from tlp_service.records.platforms import OnePlatform, PlatformTable
+
+    if arguments.platforms:
+        return PlatformTable.read(arguments.platforms)
+    return OnePlatform(arguments.platform)
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
@@ -120,14 +131,12 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
 def _import_records(arguments: argparse.Namespace) -> int:
     from tlp_service.records.files import log_files
     from tlp_service.records.importer import import_logs
-    from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
+    from tlp_service.records.platforms import check_platform
     from tlp_service.records.store import RecordStore
 
     if arguments.platform is not None:
         check_platform(arguments.platform)
-    platform_of = (
-        PlatformTable.read(arguments.platforms) if arguments.platforms else OnePlatform(arguments.platform)
-    )
+    platform_of = _platform_of(arguments)
     paths = list(log_files(arguments.logs))
     store = RecordStore.create(arguments.store, arguments.seed)
     summary, added = import_logs(paths, store, platform_of, arguments.processes)

@@ -304,7 +304,7 @@ def test_failures_do_not_change_the_rate(running, plain):
         executor.submit(bad, "a")
         with pytest.raises(ScoringFailed):
             bad.future.result(20)
-    assert executor.rate < 10_000  # that of 50 openings in no time would be millions
+    assert executor.rate == 1000
 
 
 def test_a_large_request_leaves_the_small_ones_in_between(running, plain):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -71,6 +71,15 @@ class PredictAnswer:
     version: str
     scores: list[float | None]
     errors: dict[int, str] = field(default_factory=dict)
+
+
+def index_primitives(
+    candidates: Iterable[Sequence[Primitive]],
+) -> tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the distinct primitives of candidates, and `indices` and `lengths` as `PredictRequest` has them."""
+    known: dict[Primitive, int] = {}
+    indexed = [[known.setdefault(p, len(known)) for p in candidate] for candidate in candidates]
+    return list(known), *_flatten(indexed)
 
 
 def encode_predict(

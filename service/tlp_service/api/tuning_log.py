@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
-import numpy as np
-
 from tlp_client.errors import InvalidRequest
 from tlp_client.logs import LogReader, RefusedLine
-from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
-from tlp_client.wire.predict import PredictRequest
+from tlp_client.wire.predict import PredictRequest, index_primitives
 from tlp_service.errors import BodyTooLarge, InvalidBody
 
 
@@ -67,18 +64,17 @@ def predict_requests(
             by_task.setdefault(outcome.task, []).append(position)
     requests = []
     for task, positions in by_task.items():
-        known: dict[Primitive, int] = {}
         records = [r for p in positions if isinstance(r := lines.outcomes[p], Record)]
-        indices = [known.setdefault(p, len(known)) for record in records for p in record.primitives]
+        primitives, indices, lengths = index_primitives(record.primitives for record in records)
         request = PredictRequest(
             workload_key=task.workload_key,
             target=task.target,
             platform=platform,
             version=version,
             report_invalid=True,
-            primitives=list(known),
-            indices=np.array(indices, dtype=np.int64),
-            lengths=np.array([len(record.primitives) for record in records], dtype=np.int64),
+            primitives=primitives,
+            indices=indices,
+            lengths=lengths,
         )
         requests.append((request, positions))
     return requests

@@ -14,7 +14,7 @@ import numpy as np
 
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
-from tlp_client.wire.predict import PredictRequest
+from tlp_client.wire.predict import PredictRequest, index_primitives
 from tlp_service.errors import ApiError
 from tlp_service.evaluation.figures import Interval, TaskFigures, figures_of, summarise
 from tlp_service.scoring.scorer import Scorer
@@ -82,7 +82,9 @@ class Evaluation:
         }
 
 
-def evaluate(scorer: Scorer, records: Iterable[tuple[str, Record]], min_candidates: int = 16) -> Evaluation:
+def evaluate(
+    scorer: Scorer, records: Iterable[tuple[str | None, Record]], min_candidates: int = 16
+) -> Evaluation:
     """Score records with a version and rank each task's candidates.
 
     Exact duplicates (same task, same primitives) are one candidate with the costs of all, of which the median counts.
@@ -92,14 +94,17 @@ def evaluate(scorer: Scorer, records: Iterable[tuple[str, Record]], min_candidat
     ----------
     scorer : Scorer
         The version.
-    records : iterable of (str, Record)
-        Platform and record; failed runs do not count.
+    records : iterable of (str or None, Record)
+        Platform and record; failed runs do not count, nor do records without a platform.
     min_candidates : int
         Tasks with fewer are left out: chance ranks them well.
     """
     found = Evaluation(scorer.manifest.model, scorer.manifest.version)
     tasks: dict[tuple[str, str], _Candidates] = {}
     for platform, record in records:
+        if platform is None:
+            found.left_out["records without a platform"] += 1
+            continue
         if not record.is_valid:
             found.left_out["failed runs"] += 1
             continue
@@ -125,17 +130,16 @@ class _Candidates:
         self.costs.setdefault(record.primitives, []).extend(record.costs)
 
     def request(self, platform: str | None) -> PredictRequest:
-        known: dict[Primitive, int] = {}
-        indices = [known.setdefault(p, len(known)) for candidate in self.costs for p in candidate]
+        primitives, indices, lengths = index_primitives(self.costs)
         return PredictRequest(
             workload_key=self.task.workload_key,
             target=self.task.target,
             platform=platform,
             version=None,
             report_invalid=True,
-            primitives=list(known),
-            indices=np.array(indices, dtype=np.int64),
-            lengths=np.array([len(candidate) for candidate in self.costs], dtype=np.int64),
+            primitives=primitives,
+            indices=indices,
+            lengths=lengths,
         )
 
 
@@ -150,7 +154,8 @@ def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evalua
         found.left_out["candidates of a target that the version does not know"] += len(candidates.costs)
         return np.empty(0), np.empty(0)
     is_scored = np.isfinite(scored.scores)
-    found.left_out["candidates that the version cannot score"] += int(np.count_nonzero(~is_scored))
+    if unscored := int(np.count_nonzero(~is_scored)):
+        found.left_out["candidates that the version cannot score"] += unscored
     costs = np.array([np.median(costs) for costs in candidates.costs.values()])
     return scored.scores[is_scored], costs[is_scored]
 

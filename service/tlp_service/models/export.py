@@ -156,7 +156,7 @@ def check_equal(
                 ]
             )
         # Padding stands at the end of a candidate only, so its real rows are those before the last that is not 0.
-        lengths = positions.shape[1] - np.argmax(np.flip(batch != 0, axis=1), axis=1) * batch.any(axis=1)
+        lengths = positions.shape[1] - np.argmax(np.flip(batch != 0, axis=1), axis=1)
         lengths[~batch.any(axis=1)] = 0
         indices = np.concatenate([row[:length] for row, length in zip(batch, lengths, strict=True)])
         plan = Plan.of(indices.astype(np.int64) - 1, lengths.astype(np.int64), positions.shape[1])

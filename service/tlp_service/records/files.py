@@ -1,12 +1,14 @@
-"""Log files by name."""
+"""Log files, and the records in them with their platforms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tlp_client.logs import LOG_SUFFIXES
+from tlp_client.logs import LOG_SUFFIXES, LogReader, RefusedLine
+from tlp_client.records import Record, RecordParser
 from tlp_service.errors import BadRecords
+from tlp_service.records.platforms import PlatformOf
 
 
 def log_files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -26,3 +28,21 @@ def log_files(paths: Sequence[Path]) -> Iterator[Path]:
         for found in sorted(path.rglob("*")):
             if found.is_file() and found.name.endswith(LOG_SUFFIXES):
                 yield found
+
+
+def log_records(
+    paths: Iterable[Path], platform_of: PlatformOf, refused: list[RefusedLine]
+) -> Iterator[tuple[str | None, Record]]:
+    """Yield ``(platform, record)`` for the records of logs, failed runs, too; None where nobody knows the platform.
+
+    Parameters
+    ----------
+    refused : list of RefusedLine
+        Gets the lines that are no records.
+    """
+    parser = RecordParser()
+    for path in paths:
+        reader = LogReader(parser, refused)
+        platform_of_record = platform_of(path)
+        for record in reader.read_file(path):
+            yield platform_of_record(record), record

@@ -1,19 +1,15 @@
-"""Records, from the record store or from logs."""
+"""From rows of the record store back to records."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from tlp_client.logs import LogReader
 from tlp_client.primitives import Primitive, read_primitive
-from tlp_client.records import Record, RecordParser
+from tlp_client.records import Record
 from tlp_client.tasks import Task
-from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.split import Part, part_of
 from tlp_service.records.store import RecordStore
 
@@ -77,23 +73,6 @@ class _PrimitiveReader:
         if known is None:
             known = self._known[piece] = read_primitive(json.loads('["' + piece + "]"))
         return known
-
-
-def log_records(
-    paths: Iterable[Path], platform_of: PlatformOf, left_out: Counter[str]
-) -> Iterator[tuple[str, Record]]:
-    """Yield ``(platform, record)`` for the records of logs, failed runs, too; what is none is counted by cause."""
-    parser = RecordParser()
-    for path in paths:
-        reader = LogReader(parser)
-        platform_of_record = platform_of(path)
-        for record in reader.read_file(path):
-            platform = platform_of_record(record)
-            if platform is None:
-                left_out["records without a platform"] += 1
-            else:
-                yield platform, record
-        left_out.update(f"refused lines, {refused.cause}" for refused in reader.refused)
 
 
 def part_of_store(store: RecordStore, part: Part) -> Iterator[tuple[str, Record]]:

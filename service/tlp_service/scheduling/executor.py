@@ -48,7 +48,8 @@ class Work(ABC, Generic[Result]):
 
     def run_together(self, parts: Sequence[tuple[Any, int, int]]) -> None:
         """Do units of several works of this lane, ``(work, first, count)`` each, where the queue mixes."""
-        raise NotImplementedError
+        for work, first, count in parts:
+            work.run(first, count)
 
     @abstractmethod
     def result(self) -> Result:

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tlp_client.logs import LogReader, RefusedLine
+from tlp_client.logs import RefusedLine
 from tlp_client.primitives import Primitive
-from tlp_client.records import Record, RecordParser
+from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
 from tlp_service.features.published import PublishedFeatures
+from tlp_service.records.files import log_records
 from tlp_service.records.platforms import PlatformOf
+from tlp_service.records.split import check_no_leak
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +76,17 @@ def read_records(
     paths: Iterable[Path], platform_of: PlatformOf, report: ImportReport
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for the valid records of the logs; the rest is counted by cause."""
-    parser = RecordParser()
-    for path in paths:
-        reader = LogReader(parser)
-        platform_of_record = platform_of(path)
-        for record in reader.read_file(path):
-            if not record.is_valid:
-                report.counts["left out: failed or implausible run"] += 1
-                continue
-            platform = platform_of_record(record)
-            if platform is None:
-                report.counts["left out: no platform"] += 1
-                continue
+    refused: list[RefusedLine] = []
+    for platform, record in log_records(paths, platform_of, refused):
+        if not record.is_valid:
+            report.counts["left out: failed or implausible run"] += 1
+        elif platform is None:
+            report.counts["left out: no platform"] += 1
+        else:
             report.counts[f"used: {platform}"] += 1
             yield platform, record
-        for refused in reader.refused:
-            report.counts[f"left out: refused line, {refused.cause}"] += 1
-        report.refused.extend(reader.refused)
+    report.counts.update(f"left out: refused line, {line.cause}" for line in refused)
+    report.refused.extend(refused)
 
 
 def build_sets(
@@ -192,5 +188,7 @@ def split_by_workload(
     parts: tuple[list[TrainingTask], ...] = ([], [], [])
     for task in training_set.tasks:
         parts[1 if task.workload in validation else 2 if task.workload in test else 0].append(task)
+    names = ("train", "validation", "test")
+    check_no_leak({n: [task.workload for task in part] for n, part in zip(names, parts, strict=True)})
     train, valid, tested = (TrainingSet(training_set.table, tuple(part)) for part in parts)
     return train, valid, tested
