@@ -144,8 +144,8 @@ async def read_body(
         while True:
             elapsed = time.monotonic() - started
             left = math.inf if deadline_s is None else deadline_s - elapsed
-            slack = _PATIENCE_S + received / _LEAST_BYTES_PER_S - elapsed
-            with anyio.fail_after(max(0.0, min(left, slack, _PATIENCE_S))):
+            patience = min(_PATIENCE_S, _PATIENCE_S + received / _LEAST_BYTES_PER_S - elapsed)
+            with anyio.fail_after(max(0.0, min(left, patience))):
                 chunk = await anext(stream, None)
             if chunk is None:
                 break
@@ -163,7 +163,7 @@ async def read_body(
                 parts.clear()
                 memory.release()
     except TimeoutError:
-        if deadline_s is not None and time.monotonic() - started >= deadline_s:
+        if left <= patience:  # not by the clock, for the loop's timer may be a little early
             raise DeadlinePassed("the deadline passed before the body was whole") from None
         raise MalformedBody(f"body: it came too slowly, or nothing of it for {_PATIENCE_S} s") from None
     except ClientDisconnect:
