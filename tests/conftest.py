@@ -7,13 +7,13 @@ import pytest
 DATA = Path(__file__).parent / "data"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def measured_lines() -> list[str]:
     """248 records measured with Ansor: 24 of each of 10 CPU tasks, and 8 failed runs of another."""
     return (DATA / "measured.json").read_text().splitlines()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cuda_lines() -> list[str]:
     """30 CUDA candidates of 3 tasks, sampled by Ansor; their result means nothing."""
     return (DATA / "cuda.json").read_text().splitlines()

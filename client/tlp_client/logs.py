@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from tlp_client.errors import InvalidInput
 from tlp_client.records import Record, RecordParser
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 #: endings of the names that tuning logs have
 LOG_SUFFIXES = (".json", ".log", ".gz")
@@ -55,7 +59,7 @@ class LogReader:
         """Yield the records of a log file, plain or gzip-compressed; refused lines go to `refused`."""
         path = Path(path)
         with open_log(path) as lines:
-            for _, outcome in self.read_lines(lines, str(path)):
+            for _, outcome in self.read_lines(lines_of(lines), str(path)):
                 if isinstance(outcome, Record):
                     yield outcome
 
@@ -91,8 +95,6 @@ class LogReader:
         except InvalidInput as error:
             return self._refuse(source, number, str(error))
         self.counts["records"] += 1
-        if not record.is_valid:
-            self.counts["invalid"] += 1
         return record
 
     def _refuse(self, source: str, number: int, reason: str) -> RefusedLine:
@@ -102,8 +104,29 @@ class LogReader:
         return refused
 
 
-def open_log(path: Path) -> IO[bytes]:
+def open_log(path: Path) -> BinaryIO:
     """Open a log for reading its lines as bytes, plain or gzip-compressed whatever its name says."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
-    return cast("IO[bytes]", gzip.open(path, "rb")) if is_gzip else path.open("rb")
+    return cast("BinaryIO", io.BufferedReader(_GzipFile(path), 1 << 16)) if is_gzip else path.open("rb")
+
+
+def lines_of(file: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a log up to the first that does not end.
+
+    The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line.
+    """
+    for line in file:
+        yield line
+        if not line.endswith(b"\n"):
+            return
+
+
+class _GzipFile(gzip.GzipFile):
+    """A gzip file below a `BufferedReader`, which finds lines without the interpreter.
+
+    It hands up what it has decompressed so far: gzip's own `readinto` fills the buffer or, in a damaged file, loses all of it.
+    """
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        return self.readinto1(buffer)

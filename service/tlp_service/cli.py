@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlp_client.errors import TLPError
 from tlp_service.errors import BadSettings, ServiceFault
@@ -15,6 +15,7 @@ from tlp_service.errors import BadSettings, ServiceFault
 if TYPE_CHECKING:
     from tlp_client.logs import RefusedLine
     from tlp_client.records import Record
+    from tlp_service.evaluation.evaluate import Evaluation
     from tlp_service.records.platforms import PlatformOf
 
 
@@ -71,6 +72,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="tasks with fewer are left out (default: 16)",
     )
     add("--json", type=Path, help="file that gets all figures")
+    add("--plot", type=Path, metavar="FILE.png", help="picture that gets the figures by platform")
     parser.set_defaults(run=_evaluate)
 
 
@@ -84,6 +86,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from tlp_service.scoring.scorer import Scorer
     from tlp_service.settings import shipped_model
 
+    write_plot = _plot_writer() if arguments.plot else None
     refused: list[RefusedLine] = []
     records: Iterator[tuple[str | None, Record]]
     if len(arguments.records) == 1 and is_store(arguments.records[0]):
@@ -98,7 +101,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     print(found.table())
     if arguments.json:
         arguments.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
+    if write_plot:
+        write_plot(found, arguments.plot)
     return 0
+
+
+def _plot_writer() -> Callable[[Evaluation, Path], None]:
+    # Before the evaluation, which may take minutes.
+    try:
+        from tlp_service.evaluation.plot import write_plot
+    except ModuleNotFoundError as error:
+        raise BadSettings(f"--plot: {error}; install 'tlp-service[plot]'") from None
+    return write_plot
 
 
 def _platform_of(arguments: argparse.Namespace) -> PlatformOf:
@@ -172,34 +186,48 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--records", type=Path, nargs="+", required=True, help="tuning logs or folders of them")
+    add(
+        "--records",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="one record store, or tuning logs or folders of them",
+    )
     add("--out", type=Path, required=True, help="folder that gets the model version")
-    add("--platforms", type=Path, help="CSV that maps folders to platforms")
+    add("--model", choices=("base", "published"), default="base", help="what to train")
+    add("--from", type=Path, dest="source", metavar="VERSION", help="folder of the version to begin from")
+    add("--platforms", type=Path, help="CSV that maps folders of logs to platforms")
     add(
         "--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes"
     )
-    add("--platform", help="platform of all records, where there is no --platforms")
+    add(
+        "--platform",
+        help="platform of all records of logs, where there is no --platforms; those of a store to use, separated by commas",
+    )
+    add("--without", nargs="+", default=[], metavar="PLATFORM", help="platforms whose records are not used")
+    add(
+        "--share",
+        type=_share,
+        nargs="+",
+        default=[],
+        metavar="PLATFORM=SHARE",
+        help="train on this share of the candidates of a platform's tasks only, e.g. k80=0.07",
+    )
+    add(
+        "--split",
+        choices=("workload", "source"),
+        default="workload",
+        help="what a store's split holds together: the records of a workload, or also the workloads of a log",
+    )
     add("--kinds", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"], help="platform kinds to train")
-    add("--device", default="cpu", help="torch device")
-    add("--loss", choices=("rank", "mse"), default="rank", help="published rank loss or mean squared error")
-    add("--pairs", choices=("task", "batch"), default="task", help="where the rank loss forms pairs")
-    add("--epochs", type=_positive, default=50, help="largest number of epochs")
-    add("--batch", type=_positive, default=1024, help="candidates a batch")
-    add("--learning-rate", type=_rate, default=7e-4, help="of Adam")
-    add("--patience", type=_positive, default=5, help="epochs without a better validation ranking")
+    add("--device", default="cpu", help="torch device; under torchrun each process has its own")
     add(
-        "--max-number",
-        type=float,
-        default=float("inf"),
-        help="train on no task whose rows hold larger numbers",
+        "--checkpoint",
+        type=Path,
+        help="folder that keeps the progress; an interrupted training goes on from it",
     )
-    add(
-        "--max-candidates",
-        type=_not_negative,
-        default=0,
-        help="candidates a task gives to one epoch, 0 for all",
-    )
-    add("--seed", type=_not_negative, default=0, help="of split, initialisation and order")
+    for name, settings in _FIT_OPTIONS.items():
+        add(f"--{name}", **settings)
     parser.set_defaults(run=_train)
 
 
@@ -224,32 +252,56 @@ def _rate(text: str) -> float:
     return number
 
 
+#: Options that are fields of `FitSettings`; without them the model's own hold.
+_FIT_OPTIONS: dict[str, dict[str, Any]] = {
+    "loss": {
+        "choices": ("rank", "mse", "combined"),
+        "help": "published rank loss; mean squared error; or log error and pairs (base: combined, published: rank)",
+    },
+    "pairs": {"choices": ("task", "batch"), "help": "where the rank loss forms pairs (task)"},
+    "epochs": {"type": _positive, "help": "largest number of epochs"},
+    "batch": {"type": _positive, "help": "candidates a batch"},
+    "learning-rate": {"type": _rate, "help": "of Adam"},
+    "patience": {"type": _positive, "help": "epochs without a better validation ranking"},
+    "max-number": {"type": float, "help": "train on no task whose rows hold larger numbers (published only)"},
+    "max-candidates": {"type": _not_negative, "help": "candidates a task gives to one epoch, 0 for all"},
+    "seed": {"type": _not_negative, "help": "of initialisation and order, and of the split of logs (0)"},
+}
+
+
+def _share(text: str) -> tuple[str, float]:
+    platform, _, share = text.partition("=")
+    if not 0 < float(share) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no PLATFORM=SHARE with a share of at most 1")
+    return platform, float(share)
+
+
 def _train(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
     from tlp_service.records.platforms import PlatformTable
-    from tlp_service.training.fit import FitSettings
+    from tlp_service.training.presets import preset_named
     from tlp_service.training.train import TrainCommand, train
 
     table = arguments.platforms and PlatformTable.read(arguments.platforms, arguments.only_shippable)
-    settings = FitSettings(
-        loss=arguments.loss,
-        pairs=arguments.pairs,
-        epochs=arguments.epochs,
-        batch=arguments.batch,
-        learning_rate=arguments.learning_rate,
-        patience=arguments.patience,
-        max_number=arguments.max_number,
-        max_candidates=arguments.max_candidates,
-        seed=arguments.seed,
-    )
+    preset = preset_named(arguments.model)
+    names = [name.replace("-", "_") for name in _FIT_OPTIONS]
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     version = train(
         TrainCommand(
             records=tuple(arguments.records),
             out=arguments.out,
+            preset=preset,
+            fit=dataclasses.replace(preset.settings, **given),
             platforms=table,
             platform=arguments.platform,
+            without=tuple(arguments.without),
             kinds=tuple(arguments.kinds),
+            source=arguments.source,
+            share=dict(arguments.share),
+            split=arguments.split,
             device=arguments.device,
-            fit=settings,
+            checkpoint=arguments.checkpoint,
         )
     )
     print(version)

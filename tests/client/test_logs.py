@@ -3,7 +3,7 @@ from collections import Counter
 
 from test_records import LINE, parse
 
-from tlp_client.logs import LogReader
+from tlp_client.logs import LogReader, lines_of
 from tlp_client.records import Record
 
 
@@ -53,6 +53,17 @@ def test_a_cut_gzip_log_gives_what_can_be_read(tmp_path, measured_lines):
     records = list(reader.read_file(path))
     assert 0 < len(records) < len(measured_lines)
     assert "the rest cannot be read" in reader.refused[-1].reason
+
+
+def test_what_is_written_after_a_cut_line_was_read_is_not_taken_for_a_line(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_bytes(b"one\ntw")
+    with path.open("rb") as file:
+        lines = lines_of(file)
+        assert [next(lines), next(lines)] == [b"one\n", b"tw"]
+        with path.open("ab") as writer:
+            writer.write(b"o\nthree\n")
+        assert list(lines) == []
 
 
 def test_an_empty_log_is_no_error(tmp_path):

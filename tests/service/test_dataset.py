@@ -5,6 +5,7 @@ import pytest
 
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadRecords, BadSettings
+from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
 from tlp_service.records.files import log_files
 from tlp_service.records.platforms import PlatformTable
@@ -12,9 +13,12 @@ from tlp_service.training.dataset import (
     ImportReport,
     build_sets,
     read_records,
-    split_by_workload,
+    share_of,
+    shuffled_parts,
+    split_set,
     without_large_numbers,
 )
+from tlp_service.training.encoders import BaseEncoder, PublishedEncoder
 
 
 def line(workload="w", costs=(0.1,), error_no=0, steps=(["CI", 1],), target="llvm"):
@@ -27,11 +31,19 @@ def line(workload="w", costs=(0.1,), error_no=0, steps=(["CI", 1],), target="llv
     )
 
 
+def encoders():
+    return {kind: PublishedEncoder(features) for kind, features in PUBLISHED.items()}
+
+
 def build(*lines, platform="p"):
     report = ImportReport()
     parser = RecordParser()
     records = [(platform, parser.parse(text)) for text in lines]
-    return build_sets(records, PUBLISHED, report), report
+    return build_sets(records, encoders(), report), report
+
+
+def workloads_of(training_set):
+    return [task.workload for task in training_set.tasks]
 
 
 def test_labels_are_the_best_cost_over_each():
@@ -86,7 +98,7 @@ def test_failures_and_impossible_costs_never_become_labels(tmp_path):
         "left out: refused line, not JSON": 1,
     }
     assert [r.number for r in report.refused] == [10]
-    task = build_sets(records, PUBLISHED, report)["cpu"].tasks[0]
+    task = build_sets(records, encoders(), report)["cpu"].tasks[0]
     assert np.isfinite(task.labels).all()
 
 
@@ -94,7 +106,7 @@ def test_a_task_with_failures_only_is_no_task(tmp_path):
     path = tmp_path / "log.json"
     path.write_text("\n".join(line(costs=[1e10], error_no=2, steps=[["CI", n]]) for n in range(50)))
     report = ImportReport()
-    assert build_sets(read_records([path], lambda path: lambda record: "p", report), PUBLISHED, report) == {}
+    assert build_sets(read_records([path], lambda path: lambda record: "p", report), encoders(), report) == {}
     assert report.counts["left out: failed or implausible run"] == 50
 
 
@@ -102,14 +114,14 @@ def test_the_split_is_by_workload_over_all_platforms_and_repeatable():
     lines = [line(workload=f"w{n}", steps=[["CI", m]]) for n in range(20) for m in range(3)]
     parser = RecordParser()
     records = [(platform, parser.parse(text)) for platform in ("k80", "v100") for text in lines]
-    training_set = build_sets(records, PUBLISHED, ImportReport())["cpu"]
-    parts = split_by_workload(training_set, (0.1, 0.2), seed=3)
+    training_set = build_sets(records, encoders(), ImportReport())["cpu"]
+    parts = split_set(training_set, shuffled_parts(workloads_of(training_set), (0.1, 0.2), seed=3))
     workloads = [{t.workload for t in part.tasks} for part in parts]
     assert [len(w) for w in workloads] == [14, 2, 4]
     assert set.union(*workloads) == {f'["w{n}"]' for n in range(20)}
     assert sum(len(w) for w in workloads) == 20  # disjoint
     assert [len(part.tasks) for part in parts] == [28, 4, 8]
-    again = split_by_workload(training_set, (0.1, 0.2), seed=3)
+    again = split_set(training_set, shuffled_parts(workloads_of(training_set), (0.1, 0.2), seed=3))
     assert [{t.workload for t in part.tasks} for part in again] == workloads
 
 
@@ -123,7 +135,52 @@ def test_tasks_with_larger_numbers_are_left_out():
 def test_too_few_workloads_to_hold_any_back_is_an_error():
     sets, _ = build(line("a"), line("a", steps=[]), line("b"), line("b", steps=[]))
     with pytest.raises(BadRecords, match="2 workloads are too few"):
-        split_by_workload(sets["cpu"], (0.1, 0.1), seed=0)
+        shuffled_parts(workloads_of(sets["cpu"]), (0.1, 0.1), seed=0)
+
+
+def test_parts_without_anything_to_validate_with_are_an_error():
+    sets, _ = build(line("a"), line("a", steps=[]), line("b"), line("b", steps=[]))
+    parts = {workload: "train" for workload in workloads_of(sets["cpu"])}
+    with pytest.raises(BadRecords, match="none are left to validate with"):
+        split_set(sets["cpu"], parts)
+
+
+def test_a_share_is_drawn_from_each_task_of_its_platforms():
+    parser = RecordParser()
+    lines = [line(f"w{w}", steps=[["CI", n]]) for w in range(5) for n in range(100)]
+    records = [(platform, parser.parse(text)) for platform in ("k80", "v100") for text in lines]
+    whole = build_sets(records, encoders(), ImportReport())["cpu"]
+    few = share_of(whole, 0.07, {"k80"}, seed=0)
+    counts = {(t.platform, t.workload): len(t.costs) for t in few.tasks}
+    assert {counts["v100", f'["w{w}"]'] for w in range(5)} == {100}
+    assert {counts["k80", f'["w{w}"]'] for w in range(5)} <= {7, 8}
+    assert [len(t.costs) for t in share_of(whole, 0.07, {"k80"}, seed=0).tasks] == [
+        len(t.costs) for t in few.tasks
+    ]
+
+
+def test_base_encodes_tasks_and_nests():
+    parser = RecordParser()
+    texts = [line(w, steps=[["SP", 0, 0, 64, [n, 2, 1], 1]]) for w in ("a", "b") for n in (1, 4)]
+    records = [(platform, parser.parse(text)) for platform in ("y", "x") for text in texts]
+    whole = build_sets(records, {"cpu": BaseEncoder(["z"])}, ImportReport())["cpu"]
+    assert whole.numbered == ("z", "x", "y")  # those of the version that is trained on keep their numbers
+    assert [(t.platform, t.workload) for t in whole.tasks] == [
+        ("x", '["a"]'),
+        ("x", '["b"]'),
+        ("y", '["a"]'),
+        ("y", '["b"]'),
+    ]
+    assert [t.positions.tolist() for t in whole.tasks] == [[[n]] * 2 for n in range(4)]
+    assert {t.values.shape for t in whole.tasks} == {(2, base.NEST_WIDTH)}
+    np.testing.assert_array_equal(whole.table[2], base.task_row('["a"]', 2))
+
+
+def test_more_platforms_than_a_network_tells_apart_are_an_error():
+    parser = RecordParser()
+    records = [(f"p{n}", parser.parse(line())) for n in range(base.PLATFORMS + 1)]
+    with pytest.raises(BadRecords, match="65 platforms are more than the 64"):
+        build_sets(records, {"cpu": BaseEncoder()}, ImportReport())
 
 
 def test_log_files_are_found_below_folders_and_by_name(tmp_path):

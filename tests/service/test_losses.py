@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tlp_service.training.losses import mse_loss, rank_loss
+from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss
 
 
 def by_hand(scores, labels):
@@ -64,3 +64,41 @@ def test_a_list_without_an_ordered_pair_costs_nothing(labels):
 def test_the_squared_error_leaves_padding_out():
     loss = mse_loss(torch.tensor([[1.0, 2.0, 7.0]]), torch.tensor([[0.5, 1.0, math.nan]]))
     assert loss.item() == pytest.approx((0.25 + 1.0) / 2)
+
+
+def lists(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_the_log_error_by_hand():
+    """Of scores 0 and 2 against log labels 0 and -1: from their means, errors of -1.5 and 1.5."""
+    labels = lists([1.0, math.exp(-1), math.nan])
+    assert log_mse_loss(lists([0.0, 2.0, 9.0]), labels).item() == pytest.approx(2.25)
+    assert log_mse_loss(lists([5.0, 4.0, 9.0]), labels).item() == pytest.approx(
+        0.0
+    )  # a constant changes nothing
+    slow = lists([1.0, math.exp(-50), math.nan])
+    assert log_mse_loss(lists([4.0, 0.0, 9.0]), slow).item() == pytest.approx(
+        0.0
+    )  # slower than exp(-4) is as slow
+
+
+def test_the_pair_loss_by_hand():
+    labels = lists([1.0, math.exp(-0.5), math.exp(-9), math.nan])
+    scores = lists([1.0, 0.0, 0.0, 7.0])
+    # pairs: (0, 1) of weight 0.5, (0, 2) and (1, 2) of weight 1
+    expected = (1.5 * math.log1p(math.exp(-1)) + math.log(2)) / 2.5
+    assert pair_loss(scores, labels).item() == pytest.approx(expected)
+    assert pair_loss(scores, torch.ones_like(labels)).item() == 0.0  # equal costs have no order
+
+
+@pytest.mark.parametrize("loss", [log_mse_loss, pair_loss])
+def test_padding_has_no_part_in_a_loss_nor_in_its_gradient(loss):
+    scores = torch.tensor([[0.3, -1.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    alone = loss(scores, lists([1.0, 0.2, 0.7]))
+    padded = torch.cat([scores, torch.full((1, 2), 1e8, dtype=torch.float64)], 1).detach().requires_grad_()
+    with_padding = loss(padded, lists([1.0, 0.2, 0.7, math.nan, math.nan]))
+    assert with_padding.item() == pytest.approx(alone.item())
+    with_padding.backward()
+    assert torch.isfinite(padded.grad).all()
+    assert not padded.grad[0, 3:].any()

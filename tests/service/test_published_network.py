@@ -9,10 +9,13 @@ from tlp_client.primitives import read_primitive
 from tlp_service.errors import BadVersion
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models import export
-from tlp_service.models.export import check_equal, export_onnx, read_weights
+from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
 from tlp_service.models.published import PublishedNetwork, SelfAttention
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import Plan
+
+#: the published network reads rows only
+NO_VALUES = np.empty((64, 0), dtype=np.float32)
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def exported(tmp_path_factory, table):
     path = tmp_path_factory.mktemp("onnx") / "cpu.onnx"
     indices, lengths = lengths_and_indices([25, 3, 0, 1, 12, 12, 24], 8)
     positions = PUBLISHED["cpu"].positions(indices, lengths)
-    assert export_onnx(network, table, positions, path) <= 1e-5
+    assert export_onnx(network, Sample(table, positions, NO_VALUES[: len(positions)]), path) <= 1e-5
     return network, path
 
 
@@ -149,7 +152,9 @@ def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
     expected = torch.rand(3)
     torch.manual_seed(5)
     export._template.cache_clear()
-    export_onnx(network, table, np.zeros((1, 25), dtype=np.int32), tmp_path / "cpu.onnx")
+    export_onnx(
+        network, Sample(table, np.zeros((1, 25), dtype=np.int32), NO_VALUES[:1]), tmp_path / "cpu.onnx"
+    )
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -159,4 +164,4 @@ def test_a_file_that_scores_otherwise_is_not_published(exported, table):
     with torch.no_grad():
         network.head[-1].bias += 0.01
     with pytest.raises(BadVersion, match="differs from torch"):
-        check_equal(network, table, positions, path)
+        check_equal(network, Sample(table, positions, NO_VALUES[: len(positions)]), path)

@@ -182,7 +182,9 @@ def test_a_network_of_another_shape_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "cpu", replace(PUBLISHED["cpu"], steps=54))
     folder = write_linear_version(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(BadVersion, match="the cpu network reads 54 x 22 rows, the features are 25 x 22"):
+    with pytest.raises(
+        BadVersion, match="the cpu network reads 54 x 22 numbers, its features 'published' are 25 x 22"
+    ):
         Scorer(folder)
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
-from tlp_service.features.published import PUBLISHED
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets
 from tlp_service.training.fit import FitSettings, fit, rank_set
+from tlp_service.training.presets import PRESETS
 from tlp_service.versions.manifest import read_manifest
 
 
@@ -18,28 +18,33 @@ from tlp_service.versions.manifest import read_manifest
 def training_set(measured_lines):
     parser = RecordParser()
     records = (("epyc", record) for record in map(parser.parse, measured_lines) if record.is_valid)
-    return build_sets(records, PUBLISHED, ImportReport())["cpu"]
+    return build_sets(records, {"cpu": PRESETS["published"].encoder("cpu", None)}, ImportReport())["cpu"]
+
+
+def trained(training_set, settings, preset="published", **options):
+    network = PRESETS[preset].network(training_set, settings, None)
+    return fit(network, training_set, training_set, settings, **options)
 
 
 def test_training_learns_what_it_is_shown(training_set):
     """Trained and tested on the same tasks, the network must rank them far better than chance."""
-    before = fit(training_set, training_set, FitSettings(epochs=1, batch=64))
-    after = fit(training_set, training_set, FitSettings(epochs=25, batch=64, patience=25))
+    before = trained(training_set, FitSettings(epochs=1, batch=64))
+    after = trained(training_set, FitSettings(epochs=25, batch=64, patience=25))
     assert after.validation.pair_accuracy > max(0.65, before.validation.pair_accuracy)
 
 
 @pytest.mark.parametrize("choice", [{"loss": "mse"}, {"pairs": "batch"}, {"max_candidates": 8}])
 def test_every_way_to_train_runs_and_is_repeatable(training_set, choice):
     settings = FitSettings(epochs=2, batch=64, seed=5, **choice)
-    first, second = (fit(training_set, training_set, settings) for _ in range(2))
+    first, second = (trained(training_set, settings) for _ in range(2))
     for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True):
         np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_training_stops_when_held_out_tasks_stop_getting_better(training_set):
     settings = FitSettings(epochs=50, batch=256, patience=2, learning_rate=0.0)
-    fitted = fit(training_set, training_set, settings)
-    assert fitted.epoch == 0  # nothing is learned at rate 0, so the first epoch stays the best
+    fitted = trained(training_set, settings)
+    assert fitted.epoch == 1  # nothing is learned at rate 0, so the first epoch stays the best
     assert rank_set(fitted.network, training_set) == fitted.validation
 
 

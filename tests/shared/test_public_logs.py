@@ -13,10 +13,13 @@ from tlp_client.tasks import platform_kind
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features.published import PUBLISHED
 from tlp_service.training.dataset import ImportReport, build_sets, read_records
+from tlp_service.training.encoders import PublishedEncoder
 
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "ansor-logs"
 
 pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout")
+
+ENCODERS = {kind: PublishedEncoder(features) for kind, features in PUBLISHED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +72,7 @@ def test_special_files(name, records, refused):
 def test_a_file_of_7296_failures_gives_no_task():
     report = ImportReport()
     (path,) = LOGS.glob("lac-dcc-bennu/x86/**/cpu_matmul_20k.json.gz")
-    assert (
-        build_sets(read_records([path], lambda path: lambda record: "x86", report), PUBLISHED, report) == {}
-    )
+    assert build_sets(read_records([path], lambda path: lambda record: "x86", report), ENCODERS, report) == {}
     assert report.counts["left out: failed or implausible run"] == 7296
 
 
@@ -88,7 +89,7 @@ def test_a_perfect_score_ranks_perfectly_on_real_costs():
     path = next(p for p in sorted((LOGS / "mmperf").rglob("*.json*")))
     report = ImportReport()
     (gpu,) = build_sets(
-        read_records([path], lambda path: lambda record: "a100", report), PUBLISHED, report
+        read_records([path], lambda path: lambda record: "a100", report), ENCODERS, report
     ).values()
     ranking = rank_tasks((-task.costs, task.costs) for task in gpu.tasks)
     assert (ranking.top1_mean, ranking.top5_pooled) == (1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
+from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import PredictRequest, index_primitives
 from tlp_service.errors import ApiError
 from tlp_service.evaluation.figures import Interval, TaskFigures, figures_of, summarise
@@ -65,7 +67,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all figures: of the platforms with intervals, and of each task."""
+        """Return all figures: of the platforms with intervals, and of each task; None where there is none."""
         return {
             "model": self.model,
             "version": self.version,
@@ -73,11 +75,11 @@ class Evaluation:
                 platform: {
                     "tasks": len(tasks),
                     "candidates": sum(task.candidates for task in tasks),
-                    **{name: dataclasses.asdict(figure) for name, figure in summarise(tasks).items()},
+                    **{name: _without_nan(figure) for name, figure in summarise(tasks).items()},
                 }
                 for platform, tasks in self.platforms.items()
             },
-            "tasks": [dataclasses.asdict(task) for task in self.tasks],
+            "tasks": [_without_nan(task) for task in self.tasks],
             "left_out": dict(self.left_out),
         }
 
@@ -88,6 +90,7 @@ def evaluate(
     """Score records with a version and rank each task's candidates.
 
     Exact duplicates (same task, same primitives) are one candidate with the costs of all, of which the median counts.
+    A workload on CPU targets and on GPU targets is two tasks, whatever the platform is called.
     A task whose platform the version was not trained on is scored by the kind of its target.
 
     Parameters
@@ -100,7 +103,7 @@ def evaluate(
         Tasks with fewer are left out: chance ranks them well.
     """
     found = Evaluation(scorer.manifest.model, scorer.manifest.version)
-    tasks: dict[tuple[str, str], _Candidates] = {}
+    tasks: dict[tuple[str, str, str], _Candidates] = {}
     for platform, record in records:
         if platform is None:
             found.left_out["records without a platform"] += 1
@@ -108,9 +111,9 @@ def evaluate(
         if not record.is_valid:
             found.left_out["failed runs"] += 1
             continue
-        key = (platform, record.task.workload)
+        key = (platform, record.task.workload, platform_kind(record.task.target) or "")
         tasks.setdefault(key, _Candidates(record)).add(record)
-    for (platform, workload), candidates in sorted(tasks.items()):
+    for (platform, workload, _), candidates in sorted(tasks.items()):
         scores, costs = _score(scorer, platform, candidates, found)
         if len(costs) < min_candidates:
             found.left_out[f"tasks of fewer than {min_candidates} candidates"] += 1
@@ -158,6 +161,14 @@ def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evalua
         found.left_out["candidates that the version cannot score"] += unscored
     costs = np.array([np.median(costs) for costs in candidates.costs.values()])
     return scored.scores[is_scored], costs[is_scored]
+
+
+def _without_nan(figures: Interval | TaskFigures) -> dict[str, Any]:
+    """Return figures by name, with None for those that are NaN: JSON has no NaN."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in dataclasses.asdict(figures).items()
+    }
 
 
 def _shown(figure: Interval) -> str:

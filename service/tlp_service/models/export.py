@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from tlp_service.errors import BadVersion
+from tlp_service.models.base import BaseForm, BaseNetwork
 from tlp_service.models.published import ATTENTION_HEADS, HIDDEN, DistinctForm, PublishedNetwork
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import Plan
@@ -25,24 +27,40 @@ TOLERANCE = 1e-5
 _PREFIX = "network."  # of the parameters' names, for `DistinctForm` holds the network under that name
 
 
-def export_onnx(
-    network: PublishedNetwork,
-    table: npt.NDArray[np.float32],
-    positions: npt.NDArray[np.int32],
-    path: Path,
-) -> float:
-    """Write the network as one ONNX file and prove that it scores as torch does.
+#: A network that can be exported.
+AnyNetwork = PublishedNetwork | BaseNetwork
 
-    torch's exporter runs once a process and row width; further networks are written as the same file with other weights.
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Candidates to compare scores by.
 
     Parameters
     ----------
-    network : PublishedNetwork
-        The trained network.
     table : ndarray of float32, shape (rows, row width)
-        Row 0 is the padding.
-    positions : ndarray of int, shape (candidates, steps)
-        Candidates to check with, padded with row 0; repeated to fill the largest batch.
+        Of `published`, row 0 is the padding.
+    positions : ndarray of int, shape (candidates, places)
+        Rows of each; of `published` padded with row 0.
+    values : ndarray, shape (candidates, W)
+        Nests; of `published` empty.
+    """
+
+    table: npt.NDArray[np.float32]
+    positions: npt.NDArray[np.int32]
+    values: npt.NDArray[np.floating]
+
+
+def export_onnx(network: AnyNetwork, sample: Sample, path: Path) -> float:
+    """Write the network as one ONNX file and prove that it scores as torch does.
+
+    torch's exporter runs once a process and architecture; further networks are written as the same file with other weights.
+
+    Parameters
+    ----------
+    network : PublishedNetwork or BaseNetwork
+        The trained network.
+    sample : Sample
+        Candidates to check with; repeated to fill the largest batch.
     path : Path
         The file to write.
 
@@ -58,7 +76,7 @@ def export_onnx(
         the batch sizes 1, 2, 7, 2048.
     """
     network = network.eval().cpu()
-    model = onnx.load_model_from_string(_template(table.shape[1]))
+    model = onnx.load_model_from_string(_template(*_sizes_of(network, sample)))
     weights = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
     for initializer in model.graph.initializer:
         if initializer.name.startswith(_PREFIX):
@@ -68,7 +86,7 @@ def export_onnx(
         raise BadVersion(f"the exported form holds no {', '.join(weights)}")
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
-    return check_equal(network, table, positions, path)
+    return check_equal(network, sample, path)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -80,50 +98,31 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     }
 
 
+def _sizes_of(network: AnyNetwork, sample: Sample) -> tuple[int, tuple[tuple[str, int], ...]]:
+    if isinstance(network, PublishedNetwork):
+        return sample.table.shape[1], ()
+    return sample.table.shape[1], (("nest_width", sample.values.shape[1]), *network.architecture.items())
+
+
 @functools.cache
-def _template(row_width: int) -> bytes:
-    """Return the exported form of some network; its weights are named as torch names them."""
+def _template(row_width: int, sizes: tuple[tuple[str, int], ...]) -> bytes:
+    """Return the exported form of some network of these sizes; its weights are named as torch names them."""
     for chatty in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     with torch.random.fork_rng():
-        network = PublishedNetwork(row_width)
-        for parameter in network.parameters():
-            torch.nn.init.normal_(
-                parameter
-            )  # the exporter would drop biases of zeros, and merge equal weights
-    # Sizes that differ from each other and from 0 and 1, which the exporter would take for constants.
-    example = (
-        torch.zeros(5, row_width),
-        torch.zeros(7, HIDDEN[-1]),
-        *(torch.zeros(ATTENTION_HEADS, 7, HIDDEN[-1] // ATTENTION_HEADS) for _ in range(3)),
-        torch.zeros((3, 6), dtype=torch.int64),
-        torch.ones(3, 6),
-    )
-    new, known, candidates, places = (torch.export.Dim(n) for n in ("new", "known", "candidates", "places"))
-    of_heads, of_candidates = {1: known}, {0: candidates, 1: places}
+        form = _published_form(row_width) if not sizes else _base_form(row_width, dict(sizes))
+        for tensor in form.module.state_dict().values():
+            torch.nn.init.normal_(tensor)  # the exporter would drop biases of zeros, and merge equal weights
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         program = torch.onnx.export(
-            DistinctForm(network).eval(),
-            example,
+            form.module.eval(),
+            form.example,
             dynamo=True,
             external_data=False,
-            input_names=[
-                "rows",
-                *(f"known_{name}" for name in DistinctForm.encodings),
-                "positions",
-                "counts",
-            ],
-            output_names=[*DistinctForm.encodings, "raw_scores"],
-            dynamic_shapes=(
-                {0: new},
-                {0: known},
-                of_heads,
-                of_heads,
-                of_heads,
-                of_candidates,
-                of_candidates,
-            ),
+            input_names=["rows", *(f"known_{name}" for name in form.encodings), "positions", form.values],
+            output_names=[*form.encodings, "raw_scores"],
+            dynamic_shapes=form.dynamic,
             verbose=False,
         )
     if program is None:
@@ -137,32 +136,98 @@ def _template(row_width: int) -> bytes:
     return serialized
 
 
-def check_equal(
-    network: PublishedNetwork,
-    table: npt.NDArray[np.float32],
-    positions: npt.NDArray[np.int32],
-    path: Path,
-) -> float:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A module to export, with an example of its inputs: sizes that differ from each other and from 0 and 1, which the exporter would take for constants."""
+
+    module: torch.nn.Module
+    encodings: tuple[str, ...]
+    values: str
+    example: tuple[Tensor, ...]
+    dynamic: tuple[dict[int, torch.export.Dim], ...]
+
+
+_NEW, _KNOWN, _CANDIDATES, _PLACES = (
+    torch.export.Dim(name) for name in ("new", "known", "candidates", "places")
+)
+
+
+def _published_form(row_width: int) -> _Form:
+    # One tensor each: the exporter takes the same one for the same input.
+    heads = [torch.zeros(ATTENTION_HEADS, 7, HIDDEN[-1] // ATTENTION_HEADS) for _ in range(3)]
+    positions = torch.zeros((3, 6), dtype=torch.int64)
+    return _Form(
+        DistinctForm(PublishedNetwork(row_width)),
+        DistinctForm.encodings,
+        "counts",
+        (
+            torch.zeros(5, row_width),
+            torch.zeros(7, HIDDEN[-1]),
+            *heads,
+            positions,
+            torch.ones(3, 6),
+        ),
+        (
+            {0: _NEW},
+            {0: _KNOWN},
+            *({1: _KNOWN},) * 3,
+            {0: _CANDIDATES, 1: _PLACES},
+            {0: _CANDIDATES, 1: _PLACES},
+        ),
+    )
+
+
+def _base_form(task_width: int, sizes: dict[str, int]) -> _Form:
+    network = BaseNetwork(task_width=task_width, **sizes)
+    tasks = torch.zeros(sizes["members"], 7, sizes["width"])
+    positions = torch.zeros((3, 1), dtype=torch.int64)
+    return _Form(
+        BaseForm(network),
+        BaseForm.encodings,
+        "nests",
+        (torch.zeros(5, task_width), tasks, positions, torch.ones(3, sizes["nest_width"])),
+        ({0: _NEW}, {1: _KNOWN}, {0: _CANDIDATES}, {0: _CANDIDATES}),
+    )
+
+
+def check_equal(network: AnyNetwork, sample: Sample, path: Path) -> float:
     """Compare an ONNX file with the torch network; see `export_onnx`."""
-    exported = OnnxNetwork(path, positions.shape[1], "cpu")
+    exported = OnnxNetwork(path, sample.positions.shape[1], "cpu")
     worst = 0.0
     for size in CHECKED_BATCHES:
-        batch = np.resize(positions, (size, positions.shape[1]))
+        rows = np.resize(np.arange(len(sample.positions)), size)
+        compare = _published_scores if isinstance(network, PublishedNetwork) else _base_scores
         with torch.inference_mode():
-            expected = np.concatenate(
-                [
-                    network(torch.from_numpy(table[part])).numpy()
-                    for part in np.array_split(batch, -(-size // 64))
-                ]
-            )
-        # Padding stands at the end of a candidate only, so its real rows are those before the last that is not 0.
-        lengths = positions.shape[1] - np.argmax(np.flip(batch != 0, axis=1), axis=1)
-        lengths[~batch.any(axis=1)] = 0
-        indices = np.concatenate([row[:length] for row, length in zip(batch, lengths, strict=True)])
-        plan = Plan.of(indices.astype(np.int64) - 1, lengths.astype(np.int64), positions.shape[1])
-        actual = exported.score_all(table, plan)
+            expected, actual = compare(network, exported, sample, rows)
         difference = float(np.max(np.abs(actual - expected) / np.maximum(1.0, np.abs(expected))))
         if not difference <= TOLERANCE:
             raise BadVersion(f"{path}: differs from torch by {difference:.1e} at batch {size}")
         worst = max(worst, difference)
     return worst
+
+
+_Scores = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+def _published_scores(
+    network: AnyNetwork, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]
+) -> _Scores:
+    batch = sample.positions[rows]
+    parts = np.array_split(batch, -(-len(batch) // 64))
+    expected = np.concatenate([network(torch.from_numpy(sample.table[part])).numpy() for part in parts])
+    # Padding stands at the end of a candidate only, so its real rows are those before the last that is not 0.
+    lengths = batch.shape[1] - np.argmax(np.flip(batch != 0, axis=1), axis=1)
+    lengths[~batch.any(axis=1)] = 0
+    indices = np.concatenate([row[:length] for row, length in zip(batch, lengths, strict=True)])
+    plan = Plan.of(indices.astype(np.int64) - 1, lengths.astype(np.int64), batch.shape[1])
+    return expected, exported.score_all(sample.table, plan)
+
+
+def _base_scores(
+    network: AnyNetwork, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]
+) -> _Scores:
+    positions, nests = sample.positions[rows].astype(np.int64), sample.values[rows].astype(np.float32)
+    of_torch = network.score_distinct(
+        torch.from_numpy(sample.table), torch.from_numpy(positions), torch.from_numpy(nests)
+    )
+    return of_torch.numpy(), exported.score(exported.encode(sample.table), positions, nests)

@@ -63,6 +63,7 @@ class PublishedNetwork(nn.Module):
         self.encoder = _relu_chain(row_width, *HIDDEN)
         self.attention = SelfAttention(HIDDEN[-1], ATTENTION_HEADS)
         self.residuals = nn.ModuleList(_relu_chain(HIDDEN[-1], HIDDEN[-1]) for _ in range(RESIDUAL_BLOCKS))
+        self.architecture: dict[str, int] = {}  # its sizes are the paper's
         self.head = nn.Sequential(*_relu_chain(HIDDEN[-1], *HEAD), nn.Linear(HEAD[-1], 1))
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class PublishedNetwork(nn.Module):
         """
         return self.score(self.encoder(rows))
 
-    def score_distinct(self, table: Tensor, positions: Tensor) -> Tensor:
+    def score_distinct(self, table: Tensor, positions: Tensor, values: Tensor | None = None) -> Tensor:
         """Return the raw scores from a table of distinct rows, each encoded once.
 
         Parameters
@@ -86,11 +87,17 @@ class PublishedNetwork(nn.Module):
         table : Tensor, shape (distinct rows, row_width)
         positions : Tensor of int, shape (candidates, steps)
             Which row of the table stands at each step.
+        values : Tensor or None
+            Not read; other networks' candidates have some.
         """
         used, places = torch.unique(positions, return_inverse=True)
         # index_select and not indexing: the gradient of indexing adds up in the order of the threads.
         encoded = self.encoder(table[used]).index_select(0, places.flatten())
         return self.score(encoded.unflatten(0, places.shape))
+
+    def member_scores(self, table: Tensor, positions: Tensor, values: Tensor | None = None) -> Tensor:
+        """Return `score_distinct` as the scores of its only member, shape (1, candidates)."""
+        return self.score_distinct(table, positions, values)[None]
 
     def score(self, encoded: Tensor) -> Tensor:
         """Return the raw scores from encoded rows, shape (candidates, steps, 256)."""

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import TypeAlias
 
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from tlp_client.logs import LogReader, RefusedLine, open_log
+from tlp_client.logs import LogReader, RefusedLine, lines_of, open_log
 from tlp_client.records import Record, RecordParser
 from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.schema import Rows, Texts
-from tlp_service.records.store import RecordStore
+from tlp_service.records.store import RecordStore, write_rows
 
 log = logging.getLogger(__name__)
 
-#: Rows that are held before they are written.
-_HELD_ROWS = 50_000
+#: Rows that are held before they are written, and batches of logs that a process reads.
+_HELD_ROWS, _BATCHES = 50_000, 16
+
+#: logs, how to tell their platforms, and where their rows go
+_Batch: TypeAlias = tuple[Sequence[Path], PlatformOf, Path]
 
 
 @dataclass(slots=True)
@@ -94,49 +99,76 @@ def import_logs(
     processes = processes or os.cpu_count() or 1
     summary = ImportSummary()
     with store.incoming() as folder:
-        tasks = [(path, platform_of, folder / f"{number}") for number, path in enumerate(paths)]
-        for part in tqdm(_read_all(tasks, processes), total=len(tasks), unit="file", disable=None):
-            summary.add(part)
+        # Numbered in the order of the logs: of a record that stands in two, the first counts, however many processes read.
+        batches = [
+            (batch, platform_of, folder / f"{number:06}")
+            for number, batch in enumerate(_divided(paths, _BATCHES * processes))
+        ]
+        with tqdm(total=len(paths), unit="file", disable=None) as bar:
+            for part in _read_all(batches, processes):
+                summary.add(part)
+                bar.update(part.files)
         added = store.take_in(folder)
-    store.quarantine(summary.refused)
+    store.quarantine(summary.refused, {str(path) for path in paths})
     return summary, added
 
 
-def _read_all(tasks: Sequence[tuple[Path, PlatformOf, Path]], processes: int) -> Iterator[ImportSummary]:
+def _divided(paths: Sequence[Path], batches: int) -> Iterator[list[Path]]:
+    """Divide logs into some batches of about equal size. Neighbours stay together, for they share primitives."""
+    sizes = [path.stat().st_size for path in paths]
+    enough = sum(sizes) / batches
+    batch: list[Path] = []
+    filled = 0
+    for path, size in zip(paths, sizes, strict=True):
+        batch.append(path)
+        filled += size
+        if filled >= enough:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
+
+
+def _read_all(batches: Sequence[_Batch], processes: int) -> Iterator[ImportSummary]:
     # The largest first, so that none is left for one process at the end.
-    ordered = sorted(tasks, key=lambda task: -task[0].stat().st_size)
-    if processes == 1 or len(tasks) == 1:
-        yield from map(_read_one, ordered)
+    ordered = sorted(batches, key=lambda batch: -sum(path.stat().st_size for path in batch[0]))
+    if processes == 1 or len(batches) == 1:
+        yield from map(_read_batch, ordered)
         return
-    with ProcessPoolExecutor(processes) as pool:
-        yield from pool.map(_read_one, ordered)
+    # Records make no cycles: a collector would look through all that is held, and find nothing.
+    with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
+        yield from pool.map(_read_batch, ordered)
 
 
 #: one a process: logs share their primitives
 _PARSER, _TEXTS = RecordParser(), Texts()
 
 
-def _read_one(task: tuple[Path, PlatformOf, Path]) -> ImportSummary:
-    path, platform_of, prefix = task
-    summary = ImportSummary(files=1)
-    platform_of_record = platform_of(path)
-    rows: dict[str, Rows] = {}
-    written = 0
-    for line, number, record in _records(path, summary):
-        platform = platform_of_record(record)
-        if platform is None:
-            summary.left_out["no platform"] += 1
-            continue
-        summary.platforms[platform] += 1
-        summary.failed[platform] += not record.is_valid
-        of_platform = rows.setdefault(platform, Rows(platform, _TEXTS))
-        of_platform.add(record, line, str(path), number)
-        if len(of_platform) >= _HELD_ROWS:
-            _write(rows.pop(platform), prefix, written)
-            written += 1
-    for of_platform in rows.values():
-        _write(of_platform, prefix, written)
-        written += 1
+def _read_batch(batch: _Batch) -> ImportSummary:
+    paths, platform_of, prefix = batch
+    summary = ImportSummary(files=len(paths))
+    held: dict[str, Rows] = {}
+    numbers = count()
+
+    def write(platform: str) -> None:
+        write_rows(held.pop(platform).table(), Path(f"{prefix}-{next(numbers):06}.arrow"))
+
+    for path in paths:
+        platform_of_record, source = platform_of(path), str(path)
+        for line, number, record in _records(path, summary):
+            platform = platform_of_record(record)
+            if platform is None:
+                summary.left_out["no platform"] += 1
+                continue
+            summary.platforms[platform] += 1
+            summary.failed[platform] += not record.is_valid
+            if platform not in held:
+                held[platform] = Rows(platform, _TEXTS)
+            held[platform].add(record, line, source, number)
+            if len(held[platform]) >= _HELD_ROWS:
+                write(platform)
+    for platform in list(held):
+        write(platform)
     return summary
 
 
@@ -146,9 +178,9 @@ def _records(path: Path, summary: ImportSummary) -> Iterator[tuple[bytes, int, R
 
     def lines(file: Iterable[bytes]) -> Iterator[bytes]:
         nonlocal latest
-        for raw in file:
-            latest = raw
-            yield raw
+        for line in lines_of(file):
+            latest = line
+            yield line
 
     with open_log(path) as file:
         for number, outcome in reader.read_lines(lines(file), str(path)):
@@ -156,8 +188,3 @@ def _records(path: Path, summary: ImportSummary) -> Iterator[tuple[bytes, int, R
                 yield latest, number, outcome
     summary.refused += reader.refused
     summary.left_out.update(f"refused line, {refused.cause}" for refused in reader.refused)
-
-
-def _write(rows: Rows, prefix: Path, number: int) -> None:
-    # Read once and removed: compression would only take time.
-    pq.write_table(rows.table(), f"{prefix}-{number}.parquet", compression="none")

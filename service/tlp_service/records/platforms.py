@@ -71,7 +71,14 @@ class PlatformTable:
         """Return the function that tells the platform of a record of this log, or None."""
         resolved = path.resolve()
         rows = [row for row in self.rows if resolved.is_relative_to(row.folder)]
-        return lambda record: next((row.platform for row in rows if row.condition(record)), None)
+
+        def platform_of(record: Record) -> str | None:
+            for row in rows:
+                if row.condition(record):
+                    return row.platform
+            return None
+
+        return platform_of
 
 
 def check_platform(name: str) -> None:

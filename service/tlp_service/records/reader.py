@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.records import Record
-from tlp_client.tasks import Task
+from tlp_client.tasks import Task, canonical_workload_key
 from tlp_service.records.split import Part, part_of
 from tlp_service.records.store import RecordStore
 
@@ -38,6 +38,14 @@ def stored_records(
         for batch in store.read(platform, _COLUMNS).to_batches(_BATCH_ROWS):
             for record in _records(batch, reader):
                 yield platform, record
+
+
+def stored_sources(store: RecordStore) -> Iterator[tuple[str, str]]:
+    """Yield workload and log of the records of a store, each pair once a platform."""
+    for platform in store.platforms:
+        table = store.read(platform, ("workload_key", "source"))
+        for row in table.group_by(["workload_key", "source"]).aggregate([]).to_pylist():
+            yield canonical_workload_key(row["workload_key"]), row["source"]
 
 
 def _records(batch: pa.RecordBatch, reader: _PrimitiveReader) -> Iterator[Record]:

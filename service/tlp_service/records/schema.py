@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tlp_client.primitives import Primitive
@@ -30,10 +34,8 @@ SCHEMA = pa.schema(
     ]
 )
 
-
-def content_id(platform: str, line: bytes) -> bytes:
-    """Return the id of a record: the same line on the same platform is the same measurement, wherever it stands."""
-    return hashlib.blake2b(line.strip(), digest_size=16, key=platform.encode()[:64]).digest()
+#: Columns of few distinct values, which Parquet shall number; in the others it would look for them in vain.
+REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
 
 
 class Texts:
@@ -47,10 +49,10 @@ class Texts:
     def of(self, primitives: Sequence[Primitive]) -> str:
         """Return a candidate's primitives as JSON."""
         try:
-            texts = list(map(self._known.__getitem__, map(id, primitives)))
+            texts = ",".join(map(self._known.__getitem__, map(id, primitives)))
         except KeyError:
-            texts = [self._known.get(id(p)) or self._learn(p) for p in primitives]
-        return f"[{','.join(texts)}]"
+            texts = ",".join([self._known.get(id(p)) or self._learn(p) for p in primitives])
+        return f"[{texts}]"
 
     def _learn(self, primitive: Primitive) -> str:
         text = self._known[id(primitive)] = json.dumps(primitive.to_json(), separators=(",", ":"))
@@ -59,21 +61,31 @@ class Texts:
 
 
 class Rows:
-    """Rows of one platform on their way into a table, column by column."""
+    """Rows of one platform on their way into a table.
+
+    Parameters
+    ----------
+    platform : str
+        Theirs.
+    texts : Texts
+        Of the primitives.
+    """
 
     def __init__(self, platform: str, texts: Texts) -> None:
         self._platform = platform
         self._texts = texts
-        self._columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names if name != "platform"}
+        self._hash = hashlib.blake2b(digest_size=16, key=platform.encode()[:64])
+        self._rows: list[tuple[object, ...]] = []
 
     def __len__(self) -> int:
-        return len(self._columns["id"])
+        return len(self._rows)
 
     def add(self, record: Record, line: bytes, source: str, number: int) -> None:
         """Add a record that stands on a line of a log."""
         task = record.task
-        values: Sequence[object] = (
-            content_id(self._platform, line),
+        row = (
+            self._id(line),
+            self._platform,
             task.target,
             task.workload_key,
             task.hardware,
@@ -86,10 +98,25 @@ class Rows:
             source,
             number,
         )
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        self._rows.append(row)
 
     def table(self) -> pa.Table:
-        """Return the rows."""
-        columns = self._columns | {"platform": [self._platform] * len(self)}
-        return pa.table([pa.array(columns[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+        """Return the rows, one or more."""
+        columns = zip(SCHEMA, zip(*self._rows, strict=True), strict=True)
+        return pa.table([_array(column, field.type) for field, column in columns], schema=SCHEMA)
+
+    def _id(self, line: bytes) -> bytes:
+        """Return the id of a record: the same line on the same platform is the same measurement, wherever it stands."""
+        hashed = self._hash.copy()
+        hashed.update(line.removeprefix(BOM_UTF8).strip())
+        return hashed.digest()
+
+
+def _array(column: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    # By way of numpy, for Arrow takes no integer that a float cannot hold.
+    if type_ == pa.float64():
+        return pa.array(np.array(column, dtype=np.float64))
+    if type_ == pa.list_(pa.float64()):
+        ends = np.cumsum([0, *map(len, column)], dtype=np.int32)
+        return pa.ListArray.from_arrays(ends, np.fromiter(chain.from_iterable(column), np.float64))
+    return pa.array(column, type_)

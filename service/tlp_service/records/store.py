@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from tlp_client.logs import RefusedLine
 from tlp_service.errors import BadRecords
+from tlp_service.records.schema import REPEATED
 
 FORM = 1
 NOTE, QUARANTINE, RECORDS = "store.json", "quarantine.jsonl", "records.parquet"
@@ -82,7 +83,7 @@ class RecordStore:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """Return a folder for Parquet files that `take_in` shall take; it is removed at the end."""
+        """Return a folder for the rows that `take_in` shall take; it is removed at the end."""
         folder = Path(tempfile.mkdtemp(prefix=".incoming-", dir=self.folder))
         try:
             yield folder
@@ -90,35 +91,47 @@ class RecordStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def take_in(self, folder: Path) -> dict[str, int]:
-        """Add the rows of Parquet files, each id once, and return how many are new, by platform."""
-        parts: dict[str, list[Path]] = defaultdict(list)
-        for path in sorted(folder.glob("*.parquet")):
-            parts[pq.ParquetFile(path).read_row_group(0, ["platform"])[0][0].as_py()].append(path)
+        """Add the rows of `write_rows` in a folder, each id once, and return how many are new, by platform."""
+        parts: dict[str, list[pa.Table]] = defaultdict(list)
+        for path in sorted(folder.glob("*.arrow")):
+            with pa.memory_map(str(path)) as file:
+                rows = pa.ipc.open_file(file).read_all()
+            parts[rows["platform"][0].as_py()].append(rows)
+        platforms = sorted(parts, key=lambda platform: -sum(map(len, parts[platform])))
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # pyarrow works without the interpreter
-            platforms = sorted(parts)
             added = pool.map(lambda platform: self._merge(platform, parts[platform], folder), platforms)
             return dict(zip(platforms, added, strict=True))
 
-    def _merge(self, platform: str, files: Sequence[Path], folder: Path) -> int:
+    def _merge(self, platform: str, parts: Sequence[pa.Table], folder: Path) -> int:
         known = [self.read(platform)] if self._file(platform).exists() else []
         before = sum(map(len, known))
-        rows = pa.concat_tables([*known, *(pq.read_table(file) for file in files)])
-        rows = rows.take(_first_of_each(rows.column("id")))
+        rows = pa.concat_tables([*known, *parts])
+        rows = rows.filter(_is_first(rows.column("id")))
         self._file(platform).parent.mkdir(exist_ok=True)
         aside = folder / f"{platform}.merged"
-        pq.write_table(rows, aside, compression="zstd", row_group_size=20_000)
+        pq.write_table(rows, aside, compression="zstd", row_group_size=20_000, use_dictionary=REPEATED)
         os.replace(aside, self._file(platform))
         return len(rows) - before
 
-    def quarantine(self, refused: Sequence[RefusedLine]) -> None:
-        """Note lines that are no records; those that are noted already stay once."""
+    def quarantine(self, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
+        """Note the lines of logs that are no records, in place of what was noted of these logs before.
+
+        Parameters
+        ----------
+        refused : sequence of RefusedLine
+            The lines.
+        sources : collection of str
+            All logs that were read. A line that was being written at an earlier import may be whole now.
+        """
         path = self.folder / QUARANTINE
-        noted = dict.fromkeys(path.read_text().splitlines()) if path.exists() else {}
-        for line in refused:
-            entry = {"source": line.source, "line": line.number, "reason": line.reason}
-            noted[json.dumps(entry)] = None
-        if noted:
-            _replace(path, ("\n".join(noted) + "\n").encode())
+        before = path.read_text().splitlines() if path.exists() else []
+        noted = [entry for entry in before if json.loads(entry)["source"] not in sources]
+        noted += [
+            json.dumps({"source": line.source, "line": line.number, "reason": line.reason})
+            for line in refused
+        ]
+        if noted or before:
+            _replace(path, "".join(f"{entry}\n" for entry in dict.fromkeys(noted)).encode())
 
     def _file(self, platform: str) -> Path:
         return self.folder / f"platform={platform}" / RECORDS
@@ -143,11 +156,17 @@ def is_store(path: Path) -> bool:
     return (path / NOTE).is_file()
 
 
-def _first_of_each(ids: pa.ChunkedArray) -> pa.Array:
-    """Return the places at which an id stands for the first time, ascending."""
-    table = pa.table({"id": ids, "place": pa.array(np.arange(len(ids)))})
-    first = table.group_by("id", use_threads=False).aggregate([("place", "min")]).column("place_min")
-    return first.combine_chunks().sort()
+def write_rows(rows: pa.Table, path: Path) -> None:
+    """Write rows of one platform for `RecordStore.take_in`: as they lie in memory, for they are read once and removed."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows)
+
+
+def _is_first(ids: pa.ChunkedArray) -> pa.Array:
+    """Return for each place whether its id stands there for the first time."""
+    # Codes are given in order of appearance.
+    codes = ids.combine_chunks().dictionary_encode().indices.to_numpy()
+    return pa.array(np.diff(np.maximum.accumulate(codes), prepend=-1) > 0)
 
 
 def _replace(path: Path, contents: bytes) -> None:

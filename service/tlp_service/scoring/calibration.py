@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.inputs import probe_inputs
 from tlp_service.scoring.network import Device, OnnxNetwork
-from tlp_service.scoring.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +29,6 @@ _MOST_EXECUTORS = 16
 #: Seconds after which nothing else is tried.
 _PATIENCE_S = 2.0
 
-_PROBE_ROWS = 256
 _PROBE_CANDIDATES: dict[Device, int] = {"cpu": 512, "cuda": 32768}
 
 
@@ -106,17 +103,14 @@ def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
 def _measure(network: OnnxNetwork, executors: int, chunk: int) -> float:
     """Return candidates a second; the better of two, for whatever disturbs makes it slower."""
     candidates = _PROBE_CANDIDATES[network.device]
-    random = np.random.default_rng(0)
-    lengths = random.integers(network.steps // 3, network.steps, candidates)
-    plan = Plan.of(random.integers(0, _PROBE_ROWS, int(lengths.sum())), lengths, network.steps)
-    table = np.ones((1 + _PROBE_ROWS, network.row_width), dtype=np.float32)
+    inputs = probe_inputs(network, candidates)
     queue: FairQueue[Candidates] = FairQueue(sys.maxsize, sys.maxsize, rate=1.0)
     executor = Executor(queue, executors, chunk)
     try:
         times = []
         for _ in range(3):
             started = time.perf_counter()
-            work = Candidates(network, table, plan)
+            work = Candidates(network, inputs.table, inputs.plan)
             executor.submit(work, "calibration")
             work.future.result()
             times.append(time.perf_counter() - started)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tlp_service.errors import ScoringFailed
 from tlp_service.scheduling.executor import Work
 from tlp_service.scoring.network import Encoded, OnnxNetwork
-from tlp_service.scoring.plan import Plan, join
+from tlp_service.scoring.plan import AnyPlan, join
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +29,18 @@ class Candidates(Work[RawScores]):
     ----------
     network : OnnxNetwork
         What scores them. Also the lane: a batch must not mix versions.
-    table : ndarray of float32, shape (1 + primitives, row width)
-        The padding row, then the distinct rows.
-    plan : Plan
-        Which rows each candidate has.
+    table : ndarray of float32, shape (rows, row width)
+        The padding row, then the distinct rows; or the row of the task.
+    plan : Plan or NestPlan
+        What each candidate is.
     """
 
-    def __init__(self, network: OnnxNetwork, table: npt.NDArray[np.float32], plan: Plan) -> None:
+    def __init__(self, network: OnnxNetwork, table: npt.NDArray[np.float32], plan: AnyPlan) -> None:
         super().__init__()
         self.network = self.lane = network
         self.table = table
         self.plan = plan
-        self._raw = np.empty(len(plan.order), dtype=np.float32)
+        self._raw = np.empty(plan.candidates, dtype=np.float32)
         self._encoded: Encoded | None = None
         #: To encode a row takes about as long as to score one place of a candidate. Where batches are mixed, each encodes its own rows.
         self.opening = 0 if network.mixes else 1 + len(table) // plan.mean_length
@@ -66,7 +66,7 @@ class Candidates(Work[RawScores]):
             self._encoded = self.network.encode(self.table)
         begin, end = max(0, first - self.opening), first + count - self.opening
         run = self.plan.run(begin, end - begin)
-        self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.counts)
+        self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.values)
 
     def run_together(self, parts: Sequence[tuple[Candidates, int, int]]) -> None:
         """Score candidates of several requests in one run, their tables put one after the other."""
@@ -74,7 +74,7 @@ class Candidates(Work[RawScores]):
         tables = [work.table for work, _, _ in parts]
         joined = join(runs, [0, *accumulate(map(len, tables))][:-1])
         encoded = self.network.encode(np.concatenate(tables))
-        raw = self.network.score(encoded, joined.positions, joined.counts)
+        raw = self.network.score(encoded, joined.positions, joined.values)
         ends = list(accumulate(len(run.candidates) for run in runs))
         for (work, _, _), run, of_work in zip(parts, runs, np.split(raw, ends[:-1]), strict=True):
             work._raw[run.candidates] = of_work

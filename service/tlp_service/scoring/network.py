@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.scoring.plan import Plan
+from tlp_service.scoring.plan import AnyPlan
 
 Device = Literal["cpu", "cuda"]
 
@@ -31,7 +31,6 @@ _PROVIDERS: dict[Device, tuple[str, dict[str, str]]] = {
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _NO_POSITIONS = np.empty((0, 1), dtype=np.int64)
-_NO_COUNTS = np.empty((0, 1), dtype=np.float32)
 
 #: Encoded rows, where the device keeps them: one value an output of the network.
 Encoded = Sequence[onnxruntime.OrtValue]
@@ -43,9 +42,9 @@ class OnnxNetwork:
     Parameters
     ----------
     path : Path
-        The ONNX file, of the form of `tlp_service.models.published.DistinctForm`.
+        The ONNX file, of the form of `tlp_service.models.published.DistinctForm` or `tlp_service.models.base.BaseForm`.
     steps : int
-        Rows that the network reads of a candidate.
+        Rows that the network reads of a candidate, where it reads rows.
     device : {"cpu", "cuda"}
         Where it must run.
     threads : int
@@ -92,11 +91,15 @@ class OnnxNetwork:
         self._encodings = [o.name for o in self._session.get_outputs() if o.name != "raw_scores"]
         self.known_names = [f"known_{name}" for name in self._encodings]
         shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        if set(shapes) != {"rows", "positions", "counts", *self.known_names}:
+        self._values = "nests" if "nests" in shapes else "counts"
+        if set(shapes) != {"rows", "positions", self._values, *self.known_names}:
             raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
         if not isinstance(shapes["rows"][1], int):
             raise BadVersion(f"{path}: the width of its rows is not fixed")
         self.row_width = int(shapes["rows"][1])
+        #: Numbers of a nest; 0 for a network that reads rows.
+        self.nest_width = int(shapes["nests"][1]) if self._values == "nests" else 0
+        self._no_values = np.empty((0, self.nest_width or 1), dtype=np.float32)
         self._no_rows = np.empty((0, self.row_width), dtype=np.float32)
         #: Bytes of one encoded row.
         self.encoded_bytes = 4 * sum(
@@ -112,7 +115,7 @@ class OnnxNetwork:
 
     def encode(self, rows: npt.NDArray[np.float32]) -> Encoded:
         """Return the encodings of rows, shape (n, row width), to score from."""
-        binding = self._bind(rows, self._nothing_known, _NO_POSITIONS, _NO_COUNTS)
+        binding = self._bind(rows, self._nothing_known, _NO_POSITIONS, self._no_values)
         for name in self._encodings:
             binding.bind_output(name, self.device)
         self._session.run_with_iobinding(binding)
@@ -120,30 +123,30 @@ class OnnxNetwork:
         return encoded
 
     def score(
-        self, encoded: Encoded, positions: npt.NDArray[np.int64], counts: npt.NDArray[np.float32]
+        self, encoded: Encoded, positions: npt.NDArray[np.int64], values: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
         """Return the raw scores of the candidates of one run, see `tlp_service.scoring.plan.Run`."""
-        binding = self._bind(self._no_rows, encoded, positions, counts)
+        binding = self._bind(self._no_rows, encoded, positions, values)
         binding.bind_output("raw_scores", "cpu")
         self._session.run_with_iobinding(binding)
         raw: npt.NDArray[np.float32] = binding.get_outputs()[0].numpy()
         return raw
 
     def score_all(
-        self, table: npt.NDArray[np.float32], plan: Plan, chunk: int = 32
+        self, table: npt.NDArray[np.float32], plan: AnyPlan, chunk: int = 32
     ) -> npt.NDArray[np.float32]:
         """Return the raw scores of all candidates of a plan, shape (candidates,), in this thread.
 
         Parameters
         ----------
-        table : ndarray, shape (1 + primitives, row width)
-            The padding row, then the distinct rows.
+        table : ndarray, shape (rows, row width)
+            The padding row, then the distinct rows; or the row of the task.
         """
         encoded = self.encode(table)
-        scores = np.empty(len(plan.order), dtype=np.float32)
+        scores = np.empty(plan.candidates, dtype=np.float32)
         for first in range(0, len(scores), chunk):
             run = plan.run(first, chunk)
-            scores[run.candidates] = self.score(encoded, run.positions, run.counts)
+            scores[run.candidates] = self.score(encoded, run.positions, run.values)
         return scores
 
     def _bind(
@@ -151,10 +154,10 @@ class OnnxNetwork:
         rows: npt.NDArray[np.float32],
         encoded: Encoded,
         positions: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.float32],
+        values: npt.NDArray[np.float32],
     ) -> onnxruntime.IOBinding:
         binding = self._session.io_binding()
-        for name, array in (("rows", rows), ("positions", positions), ("counts", counts)):
+        for name, array in (("rows", rows), ("positions", positions), (self._values, values)):
             binding.bind_cpu_input(name, array)
         for name, value in zip(self.known_names, encoded, strict=True):
             binding.bind_ortvalue_input(name, value)

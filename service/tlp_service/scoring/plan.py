@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,13 @@ class Run:
         Which candidates of the plan.
     positions : ndarray of int64, shape (n, L)
         Row at each place; 0 is the padding.
-    counts : ndarray of float32, shape (n, L)
-        How often that row stands in the candidate; 0 where a place only fills up.
+    values : ndarray of float32, shape (n, L) or (n, W)
+        How often that row stands in the candidate (its count), 0 where a place only fills up; or the candidate's nest.
     """
 
     candidates: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class Plan:
         return cls(indices, np.cumsum(lengths) - lengths, real, np.argsort(real, kind="stable"), steps)
 
     @property
+    def candidates(self) -> int:
+        """How many."""
+        return len(self.order)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
         return self.indices.nbytes + 3 * self.order.nbytes
@@ -86,6 +92,44 @@ class Plan:
         return Run(candidates, positions, counts)
 
 
+@dataclass(frozen=True, slots=True)
+class NestPlan:
+    """The candidates of a request that are told by their nests; their task is row 0.
+
+    Parameters
+    ----------
+    nests : ndarray of float32, shape (candidates, W)
+        See `tlp_service.features.base.nests`.
+    """
+
+    nests: npt.NDArray[np.float32]
+
+    @property
+    def candidates(self) -> int:
+        """How many."""
+        return len(self.nests)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.nests.nbytes
+
+    @property
+    def mean_length(self) -> int:
+        """Places of a candidate: that of its task."""
+        return 1
+
+    def run(self, first: int, count: int) -> Run:
+        """Return the run that scores the next `count` candidates from number `first`."""
+        nests = self.nests[first : first + count]
+        positions = np.zeros((len(nests), 1), dtype=np.int64)
+        return Run(np.arange(first, first + len(nests)), positions, nests)
+
+
+#: How the candidates of a request are scored.
+AnyPlan: TypeAlias = Plan | NestPlan
+
+
 def join(runs: Sequence[Run], offsets: Sequence[int]) -> Run:
     """Return one run for candidates of several plans; its `candidates` are their places in the order given.
 
@@ -97,12 +141,14 @@ def join(runs: Sequence[Run], offsets: Sequence[int]) -> Run:
         Where the table of each begins in the table of all.
     """
     candidates = sum(len(run.candidates) for run in runs)
-    shape = (candidates, max(run.positions.shape[1] for run in runs))
-    positions, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    places = max(run.positions.shape[1] for run in runs)
+    width = max(run.values.shape[1] for run in runs)
+    positions = np.zeros((candidates, places), dtype=np.int64)
+    values = np.zeros((candidates, width), dtype=np.float32)
     first = 0
     for run, offset in zip(runs, offsets, strict=True):
-        last, places = first + len(run.candidates), run.positions.shape[1]
-        positions[first:last, :places] = run.positions + offset
-        counts[first:last, :places] = run.counts
+        last = first + len(run.candidates)
+        positions[first:last, : run.positions.shape[1]] = run.positions + offset
+        values[first:last, : run.values.shape[1]] = run.values
         first = last
-    return Run(np.arange(candidates), positions, counts)
+    return Run(np.arange(candidates), positions, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import numpy.typing as npt
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed
-from tlp_service.features.published import PUBLISHED
 from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.inputs import check_features, empty_inputs, read_inputs
 from tlp_service.scoring.network import Device, OnnxNetwork
-from tlp_service.scoring.plan import Plan
 from tlp_service.scoring.score_map import map_scores
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
 from tlp_service.versions.platforms import choose_network
@@ -94,13 +92,11 @@ class Scorer:
         self.manifest: Manifest = read_manifest(folder)
         self._networks: dict[PlatformKind, OnnxNetwork] = {}
         for network in self.manifest.networks:
-            features = PUBLISHED[network.platform_kind]
-            if (network.steps, network.row_width) != (features.steps, features.width):
-                raise BadVersion(
-                    f"{folder}: the {network.platform_kind} network reads {network.steps} x {network.row_width} "
-                    f"rows, the features are {features.steps} x {features.width}"
-                )
             loaded = OnnxNetwork(folder / network.file, network.steps, device, threads)
+            try:
+                check_features(network, loaded)
+            except BadVersion as error:
+                raise BadVersion(f"{folder}: {error}") from None
             _warm_up(loaded, network, folder)
             self._networks[network.platform_kind] = loaded
 
@@ -114,7 +110,7 @@ class Scorer:
         return self._networks[kind]
 
     def prepare(self, request: PredictRequest) -> Prepared:
-        """Choose the network of a request and make the rows of its primitives.
+        """Choose the network of a request and make what it reads of its candidates.
 
         Raises
         ------
@@ -125,18 +121,14 @@ class Scorer:
             neither platform nor target decides the network.
         """
         network = choose_network(self.manifest, request.platform, request.target)
-        features = PUBLISHED[network.platform_kind]
-        table, broken = features.rows(request.primitives)
+        inputs = read_inputs(network, request)
         errors = dict(request.errors)
-        for position, error in _candidates_with(broken, request).items():
+        for position, error in inputs.errors.items():
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        table, indices = _without_unused(table, request.indices)
-        plan = Plan.of(indices, request.lengths, features.steps)
-        candidates = Candidates(self.loaded(network.platform_kind), table, plan)
-        truncated = int(np.count_nonzero(request.lengths > network.steps))
-        return Prepared(network, request.report_invalid, errors, truncated, candidates)
+        candidates = Candidates(self.loaded(network.platform_kind), inputs.table, inputs.plan)
+        return Prepared(network, request.report_invalid, errors, inputs.truncated, candidates)
 
     def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
         """Return the served scores of prepared candidates.
@@ -173,36 +165,9 @@ class Scorer:
         return self.finish(prepared, work.network.score_all(work.table, work.plan, chunk))
 
 
-def _without_unused(
-    table: npt.NDArray[np.float32], indices: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Leave out the rows that no candidate refers to, for each is work; row 0, the padding, stays."""
-    is_used = np.zeros(len(table), dtype=bool)
-    is_used[0] = True
-    is_used[1 + indices] = True
-    if is_used.all():
-        return table, indices
-    return table[is_used], (np.cumsum(is_used) - 1)[1 + indices] - 1
-
-
-def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -> dict[int, str]:
-    """Return candidate -> error, for each candidate that holds a primitive without a row."""
-    if not broken:
-        return {}
-    found: dict[int, str] = {}
-    starts = np.cumsum(request.lengths) - request.lengths
-    for place in np.flatnonzero(np.isin(request.indices, list(broken))).tolist():
-        candidate = int(np.searchsorted(starts, place, side="right")) - 1
-        if candidate not in found:
-            step = place - int(starts[candidate])
-            found[candidate] = f", primitive {step}: {broken[int(request.indices[place])]}"
-    return found
-
-
 def _warm_up(loaded: OnnxNetwork, network: Network, folder: Path) -> None:
     """Run the network once before anybody waits for it; a candidate without primitives is a legal one."""
-    table = np.zeros((1, network.row_width), dtype=np.float32)
-    nothing = Plan.of(np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64), network.steps)
-    scores = loaded.score_all(table, nothing)
+    inputs = empty_inputs(loaded)
+    scores = loaded.score_all(inputs.table, inputs.plan)
     if scores.shape != (2,) or not np.isfinite(map_scores(scores, network.score_map)).all():
         raise BadVersion(f"{folder}: the {network.platform_kind} network gives scores that are not finite")

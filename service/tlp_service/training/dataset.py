@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,10 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
-from tlp_service.features.published import PublishedFeatures
 from tlp_service.records.files import log_records
 from tlp_service.records.platforms import PlatformOf
-from tlp_service.records.split import check_no_leak
+from tlp_service.records.split import Part, check_no_leak
+from tlp_service.training.encoders import Encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,10 @@ class TrainingTask:
     ----------
     platform, workload : str
         What the task is.
-    positions : ndarray of int32, shape (candidates, steps)
+    positions : ndarray of int32, shape (candidates, places)
         Rows of the set's table.
+    values : ndarray of float16, shape (candidates, W)
+        What the network reads besides; none (W = 0) for `published`.
     costs : ndarray of float64, shape (candidates,)
         Median of each record's costs, in seconds.
     """
@@ -38,6 +40,7 @@ class TrainingTask:
     platform: str
     workload: str
     positions: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float16]
     costs: npt.NDArray[np.float64]
 
     @property
@@ -45,13 +48,29 @@ class TrainingTask:
         """Best cost of the task over each candidate's, in (0, 1] (TLP, section 4.4)."""
         return np.asarray(self.costs.min() / self.costs, dtype=np.float32)
 
+    def some(self, rows: npt.NDArray[np.int64]) -> TrainingTask:
+        """Return the task with only these candidates."""
+        return TrainingTask(
+            self.platform, self.workload, self.positions[rows], self.values[rows], self.costs[rows]
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """All tasks of one platform kind over one table of distinct rows."""
+    """All tasks of one platform kind over one table of rows.
+
+    Parameters
+    ----------
+    table : ndarray of float32, shape (rows, row width)
+        Rows that the tasks' positions refer to.
+    tasks : tuple of TrainingTask
+    numbered : tuple of str
+        Platforms that the network tells apart, in the order of their numbers.
+    """
 
     table: npt.NDArray[np.float32]
     tasks: tuple[TrainingTask, ...]
+    numbered: tuple[str, ...] = ()
 
     @property
     def candidates(self) -> int:
@@ -75,9 +94,18 @@ class ImportReport:
 def read_records(
     paths: Iterable[Path], platform_of: PlatformOf, report: ImportReport
 ) -> Iterator[tuple[str, Record]]:
-    """Yield ``(platform, record)`` for the valid records of the logs; the rest is counted by cause."""
+    """Yield ``(platform, record)`` for the valid records of logs; the rest is counted by cause."""
     refused: list[RefusedLine] = []
-    for platform, record in log_records(paths, platform_of, refused):
+    yield from valid_records(log_records(paths, platform_of, refused), report)
+    report.counts.update(f"left out: refused line, {line.cause}" for line in refused)
+    report.refused.extend(refused)
+
+
+def valid_records(
+    records: Iterable[tuple[str | None, Record]], report: ImportReport
+) -> Iterator[tuple[str, Record]]:
+    """Yield the valid records that have a platform; the rest is counted by cause."""
+    for platform, record in records:
         if not record.is_valid:
             report.counts["left out: failed or implausible run"] += 1
         elif platform is None:
@@ -85,13 +113,11 @@ def read_records(
         else:
             report.counts[f"used: {platform}"] += 1
             yield platform, record
-    report.counts.update(f"left out: refused line, {line.cause}" for line in refused)
-    report.refused.extend(refused)
 
 
 def build_sets(
     records: Iterable[tuple[str, Record]],
-    features: dict[PlatformKind, PublishedFeatures],
+    encoders: Mapping[PlatformKind, Encoder],
     report: ImportReport,
     min_candidates: int = 2,
 ) -> dict[PlatformKind, TrainingSet]:
@@ -101,7 +127,7 @@ def build_sets(
     primitive that the vocabulary lacks is left out and counted; so is a task with fewer candidates
     than can be ranked.
     """
-    builders = {kind: _Builder(f) for kind, f in features.items()}
+    builders = {kind: _Builder(encoder) for kind, encoder in encoders.items()}
     for platform, record in records:
         kind = platform_kind(record.task.target)
         if kind in builders:
@@ -119,8 +145,8 @@ def build_sets(
 class _Builder:
     """Collects the records of one platform kind."""
 
-    def __init__(self, features: PublishedFeatures) -> None:
-        self.features = features
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
         self.index: dict[Primitive, int] = {}
         self.costs: dict[tuple[str, str], dict[tuple[int, ...], list[float]]] = defaultdict(dict)
 
@@ -130,10 +156,13 @@ class _Builder:
         self.costs[platform, record.task.workload].setdefault(candidate, []).extend(record.costs)
 
     def build(self, report: ImportReport, min_candidates: int) -> TrainingSet:
-        table, errors = self.features.rows(list(self.index))
+        names = sorted(self.costs)
+        encoder = self.encoder
+        encoder.begin(list(self.index), names)
         tasks = []
-        for (platform, workload), candidates in sorted(self.costs.items()):
-            good = {c: costs for c, costs in candidates.items() if errors.keys().isdisjoint(c)}
+        for number, name in enumerate(names):
+            candidates = self.costs.pop(name)
+            good = {c: costs for c, costs in candidates.items() if encoder.broken.isdisjoint(c)}
             if len(good) < len(candidates):
                 report.counts["left out: primitive without a row"] += len(candidates) - len(good)
             if 0 < len(good) < min_candidates:
@@ -142,10 +171,9 @@ class _Builder:
                 continue
             lengths = np.array([len(c) for c in good], dtype=np.int64)
             indices = np.array([i for c in good for i in c], dtype=np.int64)
-            positions = self.features.positions(indices, lengths).astype(np.int32)
             costs = np.array([np.median(c) for c in good.values()])
-            tasks.append(TrainingTask(platform, workload, positions, costs))
-        return TrainingSet(table, tuple(tasks))
+            tasks.append(TrainingTask(*name, *encoder.encode(number, indices, lengths), costs))
+        return TrainingSet(encoder.table, tuple(tasks), encoder.platforms)
 
 
 def without_large_numbers(training_set: TrainingSet, limit: float) -> TrainingSet:
@@ -156,13 +184,34 @@ def without_large_numbers(training_set: TrainingSet, limit: float) -> TrainingSe
     """
     largest = training_set.table.max(axis=1)
     tasks = tuple(task for task in training_set.tasks if largest[task.positions].max() <= limit)
-    return TrainingSet(training_set.table, tasks)
+    return replace(training_set, tasks=tasks)
 
 
-def split_by_workload(
-    training_set: TrainingSet, fractions: tuple[float, float], seed: int
+def split_set(
+    training_set: TrainingSet, parts: Mapping[str, Part]
 ) -> tuple[TrainingSet, TrainingSet, TrainingSet]:
-    """Split into training, validation and test sets; no workload is in two of them, on any platform.
+    """Return the tasks whose workload is in the train, validation and test part.
+
+    Raises
+    ------
+    BadRecords
+        If there is nothing to train on or nothing to stop early by, or if a workload is in two parts.
+    """
+    tasks: dict[Part, list[TrainingTask]] = {"train": [], "validation": [], "test": []}
+    for task in training_set.tasks:
+        tasks[parts[task.workload]].append(task)
+    check_no_leak({part: [task.workload for task in found] for part, found in tasks.items()})
+    if not tasks["train"] or not tasks["validation"]:
+        raise BadRecords(
+            f"{len(parts)} workloads are too few to hold some back for early stopping: none are left to "
+            + ("train on" if not tasks["train"] else "validate with")
+        )
+    train, validation, test = (replace(training_set, tasks=tuple(found)) for found in tasks.values())
+    return train, validation, test
+
+
+def shuffled_parts(workloads: Iterable[str], fractions: tuple[float, float], seed: int) -> dict[str, Part]:
+    """Return the part of each workload, at least one for validation and test each.
 
     Parameters
     ----------
@@ -176,19 +225,31 @@ def split_by_workload(
     BadRecords
         If there are too few workloads to hold any back.
     """
-    workloads = sorted({task.workload for task in training_set.tasks})
-    if len(workloads) < 3:
+    names = sorted(set(workloads))
+    if len(names) < 3:
         raise BadRecords(
-            f"{len(workloads)} workloads are too few to hold some back for early stopping: 3 or more are needed"
+            f"{len(names)} workloads are too few to hold some back for early stopping: 3 or more are needed"
         )
-    shuffled = np.random.default_rng(seed).permutation(len(workloads))
-    held_back = [max(1, round(f * len(workloads))) for f in fractions]
-    validation = {workloads[i] for i in shuffled[: held_back[0]]}
-    test = {workloads[i] for i in shuffled[held_back[0] : sum(held_back)]}
-    parts: tuple[list[TrainingTask], ...] = ([], [], [])
+    shuffled = np.random.default_rng(seed).permutation(len(names))
+    validation, test = (max(1, round(f * len(names))) for f in fractions)
+    return {
+        names[n]: "validation" if place < validation else "test" if place < validation + test else "train"
+        for place, n in enumerate(shuffled)
+    }
+
+
+def share_of(training_set: TrainingSet, share: float, platforms: Container[str], seed: int) -> TrainingSet:
+    """Return the set with only this share of the candidates of some platforms, drawn from each of their tasks.
+
+    Whether a task gets the candidate that its share leaves over is drawn, so that the share is right over all.
+    """
+    random = np.random.default_rng(seed)
+    tasks = []
     for task in training_set.tasks:
-        parts[1 if task.workload in validation else 2 if task.workload in test else 0].append(task)
-    names = ("train", "validation", "test")
-    check_no_leak({n: [task.workload for task in part] for n, part in zip(names, parts, strict=True)})
-    train, valid, tested = (TrainingSet(training_set.table, tuple(part)) for part in parts)
-    return train, valid, tested
+        if task.platform in platforms:
+            count = int(share * len(task.costs) + random.random())
+            if count < 2:  # nothing to rank
+                continue
+            task = task.some(np.sort(random.permutation(len(task.costs))[:count]))
+        tasks.append(task)
+    return replace(training_set, tasks=tuple(tasks))

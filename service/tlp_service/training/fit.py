@@ -6,8 +6,9 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,16 +19,35 @@ from tqdm import tqdm
 
 from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
+from tlp_service.features import base
+from tlp_service.models.base import BaseNetwork
 from tlp_service.models.published import PublishedNetwork
+from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
-from tlp_service.training.losses import mse_loss, rank_loss
+from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss
+from tlp_service.training.parallel import average_gradients, rank, world_size
 
 log = logging.getLogger(__name__)
+
+#: A network that can be trained: it has `score_distinct`.
+AnyNetwork = PublishedNetwork | BaseNetwork
 
 #: candidates of one list when pairs are formed inside tasks
 LIST_LENGTH = 32
 #: candidates of a task whose ranking counts
 RANKED_CANDIDATES = 16
+#: share of the steps in which the rate of one-cycle rises
+WARM_UP = 0.1
+#: most candidates of a task by which an epoch is judged
+JUDGED_CANDIDATES = 512
+
+Loss = Literal["rank", "mse", "combined"]
+
+_LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
+    "rank": rank_loss,
+    "mse": mse_loss,
+    "combined": lambda scores, labels: log_mse_loss(scores, labels) + pair_loss(scores, labels),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +56,43 @@ class FitSettings:
 
     Parameters
     ----------
-    loss : {"rank", "mse"}
-        The published rank loss, or the mean squared error.
+    loss : {"rank", "mse", "combined"}
+        The published rank loss; the mean squared error of the label; or that of the log label and logistic pairs.
     pairs : {"task", "batch"}
-        Where the rank loss forms pairs: inside tasks, or over the whole batch as published.
+        Where lists are formed: inside tasks, or over the whole batch as published.
     epochs, batch : int
         Largest number of epochs; candidates a batch.
     learning_rate, weight_decay, gradient_norm : float
         Of Adam; the gradient is clipped to the norm.
+    schedule : {"constant", "one-cycle"}
+        Of the learning rate; one-cycle (Smith 2018) also decouples the weight decay (AdamW).
+    average : float
+        Factor of the exponential moving average of the weights that is judged and kept; 0 for the weights themselves.
     patience : int
         Epochs without a better validation ranking before training stops.
     max_number : float
         Tasks whose rows hold a larger number are not trained on.
     max_candidates : int
         Candidates a task takes part with in one epoch, drawn anew each epoch; 0 for all.
+    unknown_platforms : float
+        Share of the lists that are trained on as if their platform were none of the version's.
     seed : int
         Of initialisation, order and draws.
     """
 
-    loss: Literal["rank", "mse"] = "rank"
+    loss: Loss = "rank"
     pairs: Literal["task", "batch"] = "task"
     epochs: int = 50
     batch: int = 1024
     learning_rate: float = 7e-4
     weight_decay: float = 1e-6
     gradient_norm: float = 0.5
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    average: float = 0.0
     patience: int = 5
     max_number: float = math.inf
     max_candidates: int = 0
+    unknown_platforms: float = 0.0
     seed: int = 0
 
 
@@ -71,99 +100,184 @@ class FitSettings:
 class Fit:
     """A trained network: the epoch that ranked the validation tasks best, and how it did."""
 
-    network: PublishedNetwork
+    network: AnyNetwork
     epoch: int
     validation: Ranking
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Candidates of a step.
+
+    Parameters
+    ----------
+    positions, values : ndarray, shape (candidates, …)
+        See `TrainingTask`.
+    labels : ndarray, shape (lists, candidates a list)
+        NaN where a list is padded.
+    """
+
+    positions: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32]
+
+
 def fit(
-    train: TrainingSet, validation: TrainingSet, settings: FitSettings, device: str = "cpu", label: str = ""
+    network: AnyNetwork,
+    train: TrainingSet,
+    validation: TrainingSet,
+    settings: FitSettings,
+    device: str = "cpu",
+    label: str = "",
+    checkpoint: Path | None = None,
 ) -> Fit:
-    """Train the published network until the ranking of the validation tasks stops getting better.
+    """Train a network until the ranking of the validation tasks stops getting better.
+
+    Parameters
+    ----------
+    network : PublishedNetwork or BaseNetwork
+        Trained in place; initialised, or trained before.
+    checkpoint : Path or None
+        File that keeps the progress of each epoch, and from which an interrupted run goes on.
 
     Raises
     ------
     TrainingDiverged
         If the loss is not finite.
+    BadVersion
+        If the checkpoint is of another network or other settings.
     """
     torch.manual_seed(settings.seed)
     random = np.random.default_rng(settings.seed)
-    network = PublishedNetwork(train.table.shape[1]).to(device)
-    optimizer = torch.optim.Adam(
-        network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-    )
+    network = network.to(device)
+    optimizer = _optimizer(network, settings)
     table = torch.from_numpy(train.table).to(device)
-    best: Fit | None = None
-    for epoch in range(settings.epochs):
+    steps_an_epoch = sum(1 for _ in _batches(train, settings, copy.deepcopy(random)))
+    progress = Progress(network, optimizer, random, settings.average)
+    saved = Checkpoint(checkpoint, settings) if checkpoint is not None else None
+    if saved is not None and saved.load(progress):
+        log.info("%s: goes on after epoch %d of %s", label, progress.epoch, checkpoint)
+    while progress.epoch < settings.epochs and not progress.is_stuck(settings.patience):
         started = time.monotonic()
-        loss = _run_epoch(network, optimizer, table, train, settings, random, f"{label} epoch {epoch}")
-        ranking = rank_set(network, validation, device)
+        loss = _run_epoch(progress, table, train, settings, steps_an_epoch, label)
+        ranking = rank_set(progress.judged(), validation, device, JUDGED_CANDIDATES)
+        progress.end_epoch(ranking)
+        if saved is not None and rank() == 0:
+            saved.save(progress)
         log.info(
             "%s epoch %d: loss %.4f, held-out tasks: top-1 %.3f, top-5 %.3f, pairs %.3f (%.0f s)",
             label,
-            epoch,
+            progress.epoch,
             loss,
             ranking.top1_mean,
             ranking.top5_mean,
             ranking.pair_accuracy,
             time.monotonic() - started,
         )
-        if best is None or ranking.quality > best.validation.quality:
-            best = Fit(copy.deepcopy(network), epoch, ranking)
-        elif epoch - best.epoch >= settings.patience:
-            break
+    best = progress.best
     assert best is not None, "one epoch at least"
-    return best
+    network.load_state_dict(best.weights)
+    return Fit(network.eval(), best.epoch, best.ranking)
+
+
+def _optimizer(network: AnyNetwork, settings: FitSettings) -> torch.optim.Optimizer:
+    kind = torch.optim.Adam if settings.schedule == "constant" else torch.optim.AdamW
+    return kind(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def _rate(settings: FitSettings, step: int, steps: int) -> float:
+    """Return the learning rate of a step, of the one-cycle schedule with cosines."""
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    rising = WARM_UP * steps
+    if step < rising:
+        return settings.learning_rate * (0.04 + 0.96 * (1 - math.cos(math.pi * step / rising)) / 2)
+    falling = min(1.0, (step - rising) / max(1.0, steps - rising))
+    return settings.learning_rate * max(1e-4, (1 + math.cos(math.pi * falling)) / 2)
 
 
 def _run_epoch(
-    network: PublishedNetwork,
-    optimizer: torch.optim.Optimizer,
+    progress: Progress,
     table: Tensor,
     train: TrainingSet,
     settings: FitSettings,
-    random: np.random.Generator,
-    title: str,
+    steps_an_epoch: int,
+    label: str,
 ) -> float:
+    network, optimizer = progress.network, progress.optimizer
     network.train()
     device = table.device
-    batches = list(_batches(train, settings, random))
+    loss_of = _LOSSES[settings.loss]
+    # Of an epoch that ran already, after a resume, the rate depends on nothing but the number.
+    step, steps = progress.epoch * steps_an_epoch, settings.epochs * steps_an_epoch
+    batches = list(_batches(train, settings, progress.random))
     total = 0.0
-    for positions, labels in tqdm(batches, desc=title, unit="batch", leave=False, disable=None):
-        targets = torch.from_numpy(labels).to(device)
-        scores = network.score_distinct(table, torch.from_numpy(positions).to(device)).view(targets.shape)
-        loss = rank_loss(scores, targets) if settings.loss == "rank" else mse_loss(scores, targets)
+    title = f"{label} epoch {progress.epoch + 1}"
+    for batch in tqdm(batches, desc=title, unit="batch", leave=False, disable=None):
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(settings, step, steps)
+        step += 1
+        positions, values, labels = _mine(batch, device)
+        rows = _without_platforms(table, positions, labels.shape, settings, network)
+        # Each member learns on its own: what makes their mean better than each is that they differ.
+        scores = network.member_scores(rows, positions, values)
+        loss = loss_of(scores.reshape(-1, labels.shape[1]), labels.repeat(len(scores), 1))
+        # An inf would stay out of sight: clipped, its gradients are zeros.
+        if not torch.isfinite(loss):
+            raise TrainingDiverged(f"{title}: the loss is {loss.item()}")
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(network)
         torch.nn.utils.clip_grad_norm_(network.parameters(), settings.gradient_norm)
         optimizer.step()
-        total += float(loss.detach())
-        if not math.isfinite(total):
-            raise TrainingDiverged(f"{title}: the loss is not finite; try a smaller --learning-rate")
+        progress.average()
+        total += loss.item()
     return total / max(1, len(batches))
 
 
-def _batches(
-    train: TrainingSet, settings: FitSettings, random: np.random.Generator
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
-    """Yield ``(positions (lists * length, steps), labels (lists, length))`` in random order."""
+def _mine(batch: _Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the part of a batch that this process computes: every n-th list of n processes."""
+    lists, length = batch.labels.shape
+    own = slice(rank(), None, world_size()) if lists >= world_size() else slice(None)
+    labels = batch.labels[own]
+    shape = (lists, length)
+    positions = batch.positions.reshape(*shape, -1)[own].reshape(labels.size, -1)
+    values = batch.values.reshape(*shape, batch.values.shape[1])[own].reshape(labels.size, -1)
+    return tuple(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (positions, values, labels))  # type: ignore[return-value]
+
+
+def _without_platforms(
+    table: Tensor, positions: Tensor, shape: torch.Size, settings: FitSettings, network: AnyNetwork
+) -> Tensor:
+    """Return the table, extended by rows without a platform for the lists that are drawn; their positions are changed."""
+    if not settings.unknown_platforms or not isinstance(network, BaseNetwork):
+        return table
+    drawn = torch.rand(shape[0], device=table.device) < settings.unknown_platforms
+    lists = positions.view(shape[0], -1)
+    rows = table[lists[drawn, 0]]
+    rows[:, base.platform_column(0) :] = 0.0
+    lists[drawn] = len(table) + torch.arange(len(rows), device=table.device)[:, None]
+    return torch.cat([table, rows])
+
+
+def _batches(train: TrainingSet, settings: FitSettings, random: np.random.Generator) -> Iterator[_Batch]:
     drawn = [_draw(task, settings.max_candidates, random) for task in train.tasks]
-    if settings.pairs == "batch" or settings.loss == "mse":
-        positions = np.concatenate([task.positions[rows] for task, rows in drawn])
-        labels = np.concatenate([task.labels[rows] for task, rows in drawn])
-        order = random.permutation(len(labels))
-        for start in range(0, len(order), settings.batch):
-            rows = order[start : start + settings.batch]
-            yield positions[rows].astype(np.int64), labels[rows][None, :]
-        return
-    lists = [_lists(task, rows) for task, rows in drawn]
-    positions = np.concatenate([p for p, _ in lists])
-    labels = np.concatenate([y for _, y in lists])
-    order = random.permutation(len(labels))
-    per_batch = max(1, settings.batch // LIST_LENGTH)
+    # The published rank loss and mean squared error know of no lists.
+    as_one = settings.pairs == "batch" or settings.loss == "mse"
+    lists = [
+        (task, rows) for task, all_rows in drawn for rows in _lists(all_rows, 1 if as_one else LIST_LENGTH)
+    ]
+    order = random.permutation(len(lists))
+    per_batch = max(1, settings.batch // (1 if as_one else LIST_LENGTH))
     for start in range(0, len(order), per_batch):
-        rows = order[start : start + per_batch]
-        yield positions[rows].reshape(-1, positions.shape[-1]).astype(np.int64), labels[rows]
+        chosen = [lists[n] for n in order[start : start + per_batch]]
+        positions = np.concatenate([task.positions[np.maximum(rows, 0)] for task, rows in chosen])
+        values = np.concatenate([task.values[np.maximum(rows, 0)] for task, rows in chosen])
+        labels = np.stack(
+            [np.where(rows < 0, np.nan, task.labels[np.maximum(rows, 0)]) for task, rows in chosen]
+        )
+        labels = labels.reshape(1, -1) if as_one else labels
+        yield _Batch(positions.astype(np.int64), values.astype(np.float32), labels.astype(np.float32))
 
 
 def _draw(
@@ -173,21 +287,19 @@ def _draw(
     return task, rows[:limit] if limit else rows
 
 
-def _lists(
-    task: TrainingTask, rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Cut a task's candidates into lists of `LIST_LENGTH`; the last is filled up with label NaN."""
-    padded = np.resize(rows, (-(-len(rows) // LIST_LENGTH), LIST_LENGTH))
-    labels = task.labels[padded]
-    labels.reshape(-1)[len(rows) :] = np.nan
-    return task.positions[padded], labels
+def _lists(rows: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    """Cut a task's candidates into lists; the last is filled up with -1."""
+    padded = np.full(-(-len(rows) // length) * length, -1, dtype=np.int64)
+    padded[: len(rows)] = rows
+    return padded.reshape(-1, length)
 
 
 @torch.inference_mode()
 def predict(
-    network: PublishedNetwork,
+    network: AnyNetwork,
     table: npt.NDArray[np.float32],
     positions: npt.NDArray[np.int32],
+    values: npt.NDArray[np.float16],
     device: str = "cpu",
 ) -> npt.NDArray[np.float64]:
     """Return the raw scores of candidates, shape (candidates,)."""
@@ -195,18 +307,46 @@ def predict(
     rows = torch.from_numpy(table).to(device)
     scores = [
         network.score_distinct(
-            rows, torch.from_numpy(positions[start : start + 256].astype(np.int64)).to(device)
+            rows,
+            torch.from_numpy(positions[start : start + 256].astype(np.int64)).to(device),
+            torch.from_numpy(values[start : start + 256].astype(np.float32)).to(device),
         )
         for start in range(0, len(positions), 256)
     ]
     return torch.cat(scores).double().cpu().numpy()
 
 
-def rank_set(network: PublishedNetwork, tested: TrainingSet, device: str = "cpu") -> Ranking:
-    """Return how well the network ranks the candidates of each task of a set; see `ranked_tasks`."""
+def predict_task(
+    network: AnyNetwork, table: npt.NDArray[np.float32], task: TrainingTask, device: str = "cpu"
+) -> npt.NDArray[np.float64]:
+    """Return the raw scores of a task's candidates."""
+    first = task.positions[:1]
+    if task.positions.shape[1] == 1:  # its row alone: the others would be encoded, too
+        table, positions = table[first[0]], np.zeros_like(task.positions)
+        return predict(network, table, positions, task.values, device)
+    return predict(network, table, task.positions, task.values, device)
+
+
+def rank_set(
+    network: AnyNetwork, tested: TrainingSet, device: str = "cpu", most_candidates: int = 0
+) -> Ranking:
+    """Return how well the network ranks the candidates of each task of a set; see `ranked_tasks`.
+
+    Parameters
+    ----------
+    most_candidates : int
+        Of a task that has more, so many are drawn, always the same; 0 for all.
+    """
     return rank_tasks(
-        (predict(network, tested.table, task.positions, device), task.costs) for task in ranked_tasks(tested)
+        (predict_task(network, tested.table, task, device), task.costs)
+        for task in (_sampled(task, most_candidates) for task in ranked_tasks(tested))
     )
+
+
+def _sampled(task: TrainingTask, most: int) -> TrainingTask:
+    if not most or len(task.costs) <= most:
+        return task
+    return task.some(np.random.default_rng(0).permutation(len(task.costs))[:most])
 
 
 def ranked_tasks(tested: TrainingSet) -> list[TrainingTask]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 EPSILON = 1e-10
 
@@ -45,6 +45,61 @@ def mse_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the mean squared error of the scores against the labels, padding (NaN) left out."""
     is_real = torch.isfinite(labels)
     return torch.mean((scores[is_real] - labels[is_real]) ** 2)
+
+
+def log_mse_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean squared error of scores against log labels, both taken from their list's mean.
+
+    A constant that is added to a list's scores changes nothing, as it changes no ranking.
+
+    Parameters
+    ----------
+    scores, labels : Tensor, shape (lists, candidates)
+        See `rank_loss`. Labels below exp(-4) count as that: how slow the very slow are, nobody asks.
+    """
+    is_real = torch.isfinite(labels)
+    count = is_real.sum(-1, keepdim=True)
+    wanted = torch.log(torch.where(is_real, labels, 1.0)).clamp(min=-4.0)
+    error = torch.where(is_real, scores - wanted, 0.0)
+    error = torch.where(is_real, error - error.sum(-1, keepdim=True) / count, 0.0)
+    return (error**2).sum() / is_real.sum()
+
+
+def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the logistic loss over the pairs of each list (RankNet, Burges et al. 2005), weighted by how clear they are.
+
+    The weight of a pair is the difference of its log labels, at most 1: runs that differ by noise only hardly count.
+
+    Parameters
+    ----------
+    scores, labels : Tensor, shape (lists, candidates)
+        See `rank_loss`.
+    """
+    is_real = torch.isfinite(labels)
+    logs = torch.log(torch.where(is_real, labels, 1.0))
+    both = is_real.unsqueeze(-1) & is_real.unsqueeze(-2)
+    weights = torch.where(both, _differences(logs).clamp(0.0, 1.0), 0.0)
+    losses = nn.functional.softplus(-_differences(torch.where(is_real, scores, 0.0)))
+    return (weights * losses).sum() / weights.sum().clamp(min=EPSILON)
+
+
+def list_loss(scores: Tensor, labels: Tensor, sharpness: float = 4.0) -> Tensor:
+    """Return the cross-entropy of the softmax of scores against that of the sharpened log labels (ListNet, Cao et al. 2007).
+
+    It looks at the top of a list only.
+
+    Parameters
+    ----------
+    scores, labels : Tensor, shape (lists, candidates)
+        See `rank_loss`.
+    sharpness : float
+        A candidate's weight is its label to this power.
+    """
+    is_real = torch.isfinite(labels)
+    logs = torch.log(torch.where(is_real, labels, 1.0)).masked_fill(~is_real, -1e9)
+    wanted = torch.softmax(sharpness * logs, dim=-1)
+    found = torch.log_softmax(scores.masked_fill(~is_real, -1e9), dim=-1)
+    return -torch.where(is_real, wanted * found, 0.0).sum(-1).mean()
 
 
 def _differences(values: Tensor) -> Tensor:

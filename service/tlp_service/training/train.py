@@ -5,36 +5,45 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.evaluation.ranking import Ranking, random_ranking
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import export_onnx
+from tlp_service.models.export import Sample, export_onnx
 from tlp_service.records.files import log_files
-from tlp_service.records.platforms import OnePlatform, PlatformOf, PlatformTable, check_platform
+from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
+from tlp_service.records.reader import stored_records, stored_sources
+from tlp_service.records.split import Part, parts_by_source, parts_by_workload
+from tlp_service.records.store import RecordStore, is_store
 from tlp_service.scoring.score_map import fit_score_map
 from tlp_service.training.dataset import (
     ImportReport,
     TrainingSet,
     build_sets,
     read_records,
-    split_by_workload,
+    share_of,
+    shuffled_parts,
+    split_set,
+    valid_records,
     without_large_numbers,
 )
 from tlp_service.training.fit import FitSettings, fit, predict, rank_set, ranked_tasks
+from tlp_service.training.parallel import processes, rank
+from tlp_service.training.presets import Preset
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
     Network,
+    read_manifest,
     sha256_of,
     version_name,
     write_version,
@@ -42,11 +51,12 @@ from tlp_service.versions.manifest import (
 
 log = logging.getLogger(__name__)
 
-MODEL = "published"
-#: shares of the workloads held back for early stopping and for the figures of the model card
+#: shares of the workloads of logs that are held back for early stopping and for the figures of the model card
 HELD_BACK = (0.1, 0.1)
 #: refused lines that are named one by one
 SHOWN_REFUSALS = 20
+#: candidates from which the score map is made, and by which the export is checked
+SAMPLED, CHECKED = 4096, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +66,47 @@ class TrainCommand:
     Parameters
     ----------
     records : tuple of Path
-        Logs or folders of logs.
+        One record store; or logs, or folders of logs.
     out : Path
         Folder that gets the version.
-    platforms : PlatformTable or None
-        Platform of each record by folder.
-    platform : str or None
-        One platform for all records; without it and a table, ``cpu`` or ``gpu`` after the target.
-    kinds : tuple of str
-        Platform kinds to train a network for, where there are records.
-    device : str
-        Of torch.
+    preset : Preset
+        What to train.
     fit : FitSettings
         How to train.
+    platforms : PlatformTable or None
+        Platform of each record of logs by folder.
+    platform : str or None
+        One platform for all records of logs; without it and a table, ``cpu`` or ``gpu`` after the target. Of a store, the
+        platforms (separated by commas) whose records are used; all without it.
+    without : tuple of str
+        Platforms whose records are not used.
+    kinds : tuple of str
+        Platform kinds to train a network for, where there are records.
+    source : Path or None
+        Folder of a version whose networks the training begins from.
+    share : dict
+        Platform -> share of the candidates of its tasks that is trained on; 1 where nothing is said.
+    split : {"workload", "source"}
+        Of a store: what is held together, see `tlp_service.records.split`.
+    device : str
+        Of torch.
+    checkpoint : Path or None
+        Folder that keeps the progress of the training.
     """
 
     records: tuple[Path, ...]
     out: Path
+    preset: Preset
+    fit: FitSettings
     platforms: PlatformTable | None = None
     platform: str | None = None
+    without: tuple[str, ...] = ()
     kinds: tuple[PlatformKind, ...] = ("cpu", "gpu")
+    source: Path | None = None
+    share: dict[str, float] = field(default_factory=dict)
+    split: Literal["workload", "source"] = "workload"
     device: str = "cpu"
-    fit: FitSettings = field(default_factory=FitSettings)
+    checkpoint: Path | None = None
 
 
 def train(command: TrainCommand) -> Path:
@@ -92,59 +121,120 @@ def train(command: TrainCommand) -> Path:
     ------
     BadRecords
         If no record can be trained on.
+    BadVersion
+        If the source is damaged, or of another model.
     """
     _check(command)
     report = ImportReport()
-    features = {kind: PUBLISHED[kind] for kind in command.kinds}
-    records = read_records(log_files(command.records), _platform_of(command), report)
-    sets = build_sets(records, features, report)
+    sources = _sources(command)
+    encoders = {
+        kind: command.preset.encoder(kind, sources[kind][0] if kind in sources else None)
+        for kind in command.kinds
+    }
+    sets = build_sets(_records(command, report), encoders, report)
     _log_report(report)
     if not sets:
         raise BadRecords("no task with two or more valid records; " + _counts(report))
     # Split all before any is trained: a kind with too few workloads must not cost what another has learned.
-    splits = {kind: _split(kind, whole, command.fit) for kind, whole in sets.items()}
-    with tempfile.TemporaryDirectory() as scratch:
+    splits = {kind: _split(kind, whole, command) for kind, whole in sets.items()}
+    with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
         files = {f"{kind}.onnx": Path(scratch, f"{kind}.onnx") for kind in splits}
         networks = [
-            _train_network(kind, split, command, files[f"{kind}.onnx"]) for kind, split in splits.items()
+            _train_network(kind, splits[kind], command, device, sources.get(kind), files[f"{kind}.onnx"])
+            for kind in splits
         ]
+        name = command.preset.name
+        settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
         manifest = Manifest(
             schema=SCHEMA,
-            model=MODEL,
-            version=version_name(MODEL, networks),
+            model=name,
+            version=version_name(name, networks),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             networks=networks,
-            training={"records": dict(report.counts), "settings": dataclasses.asdict(command.fit)},
+            training={
+                "records": dict(report.counts),
+                "settings": settings,
+                "from": command.source and read_manifest(command.source).version,
+            },
         )
-        return write_version(command.out, manifest, files)
+        # All processes have the same networks.
+        return write_version(command.out, manifest, files) if rank() == 0 else command.out / manifest.version
 
 
 def _check(command: TrainCommand) -> None:
     """Find what would fail at the end before anything is trained."""
     if command.platform is not None:
-        check_platform(command.platform)
+        for name in command.platform.split(","):
+            check_platform(name)
     try:
         torch.device(command.device)
         if command.device.startswith("cuda") and not torch.cuda.is_available():
             raise BadSettings(f"--device {command.device}: torch has no CUDA here")
-        command.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=command.out):
-            pass
     except RuntimeError as error:
         raise BadSettings(f"--device {command.device}: {str(error).splitlines()[0]}") from None
-    except OSError as error:
-        raise BadSettings(f"--out {command.out}: {error.strerror}") from None
+    for option, folder in (("--out", command.out), ("--checkpoint", command.checkpoint)):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise BadSettings(f"{option} {folder}: {error.strerror}") from None
 
 
-def _platform_of(command: TrainCommand) -> PlatformOf:
-    return command.platforms if command.platforms is not None else OnePlatform(command.platform)
+def _sources(command: TrainCommand) -> dict[PlatformKind, tuple[Network, Path]]:
+    """Return the networks of the version to begin from, and their files."""
+    if command.source is None:
+        return {}
+    manifest = read_manifest(command.source)
+    if manifest.model != command.preset.name:
+        raise BadSettings(
+            f"--from {command.source}: it is a '{manifest.model}', not a '{command.preset.name}'"
+        )
+    return {n.platform_kind: (n, command.source / n.file) for n in manifest.networks}
 
 
-def _split(kind: PlatformKind, whole: TrainingSet, settings: FitSettings) -> dict[str, TrainingSet]:
-    train_set, validation, test = split_by_workload(whole, HELD_BACK, settings.seed)
-    train_set = without_large_numbers(train_set, settings.max_number)
+def _store(command: TrainCommand) -> RecordStore | None:
+    return (
+        RecordStore(command.records[0])
+        if len(command.records) == 1 and is_store(command.records[0])
+        else None
+    )
+
+
+def _records(command: TrainCommand, report: ImportReport) -> Iterator[tuple[str, Record]]:
+    store = _store(command)
+    if store is None:
+        platform_of = command.platforms if command.platforms is not None else OnePlatform(command.platform)
+        found = read_records(log_files(command.records), platform_of, report)
+    else:
+        wanted = command.platform.split(",") if command.platform else store.platforms
+        if unknown := sorted(set(wanted) - set(store.platforms)):
+            raise BadSettings(f"--platform: the store has no records of {', '.join(unknown)}")
+        used = [name for name in wanted if name not in command.without]
+        found = valid_records(stored_records(store, used), report)
+    return (pair for pair in found if pair[0] not in command.without)
+
+
+def _parts(command: TrainCommand, whole: TrainingSet) -> dict[str, Part]:
+    """Return the part of each workload: those of the store, or a shuffle."""
+    workloads = [task.workload for task in whole.tasks]
+    store = _store(command)
+    if store is None:
+        return shuffled_parts(workloads, HELD_BACK, command.fit.seed)
+    if command.split == "source":
+        return parts_by_source(stored_sources(store), store.seed)
+    return parts_by_workload(workloads, store.seed)
+
+
+def _split(kind: PlatformKind, whole: TrainingSet, command: TrainCommand) -> dict[str, TrainingSet]:
+    train_set, validation, test = split_set(whole, _parts(command, whole))
+    train_set = without_large_numbers(train_set, command.fit.max_number)
+    for platform, share in command.share.items():
+        train_set = share_of(train_set, share, {platform}, command.fit.seed)
     if not train_set.tasks:
-        raise BadRecords(f"{kind}: no task without numbers above {settings.max_number:g}")
+        raise BadRecords(f"{kind}: no task without numbers above {command.fit.max_number:g}")
     split = {"train": train_set, "validation": validation, "test": test}
     for name, part in split.items():
         log.info("%s %s: %d tasks, %d candidates", kind, name, len(part.tasks), part.candidates)
@@ -152,44 +242,53 @@ def _split(kind: PlatformKind, whole: TrainingSet, settings: FitSettings) -> dic
 
 
 def _train_network(
-    kind: PlatformKind, split: dict[str, TrainingSet], command: TrainCommand, file: Path
+    kind: PlatformKind,
+    split: dict[str, TrainingSet],
+    command: TrainCommand,
+    device: str,
+    source: tuple[Network, Path] | None,
+    file: Path,
 ) -> Network:
     train_set, validation, test = split["train"], split["validation"], split["test"]
-    fitted = fit(train_set, validation, command.fit, command.device, kind)
+    network = command.preset.network(train_set, command.fit, source)
+    checkpoint = command.checkpoint and command.checkpoint / f"{kind}.safetensors"
+    fitted = fit(network, train_set, validation, command.fit, device, kind, checkpoint)
     network = fitted.network.cpu()
-    metrics = {
-        "test": dataclasses.asdict(rank_set(network, test)),
-        "test_random": dataclasses.asdict(random_ranking(task.costs for task in ranked_tasks(test))),
-        "validation": dataclasses.asdict(fitted.validation),
-    }
-    _log_ranking(f"{kind}, unseen tasks, the model", metrics["test"])
-    _log_ranking(f"{kind}, unseen tasks, random   ", metrics["test_random"])
-    sample = _sample(train_set, 4096)
-    raw = predict(network, train_set.table, sample)
-    difference = export_onnx(network, train_set.table, sample[:2048], file)
+    metrics: dict[str, Any] = {"validation": dataclasses.asdict(fitted.validation)}
+    if test.tasks:
+        metrics["test"] = dataclasses.asdict(rank_set(network, test))
+        metrics["test_random"] = dataclasses.asdict(random_ranking(task.costs for task in ranked_tasks(test)))
+        _log_ranking(f"{kind}, unseen tasks, the model", metrics["test"])
+        _log_ranking(f"{kind}, unseen tasks, random   ", metrics["test_random"])
+    sample = _sample(train_set, SAMPLED)
+    raw = predict(network, sample.table, sample.positions, sample.values)
+    checked = Sample(sample.table, sample.positions[:CHECKED], sample.values[:CHECKED])
+    difference = export_onnx(network, checked, file)
     log.info("%s: ONNX Runtime differs from torch by at most %.1e", kind, difference)
-    features = PUBLISHED[kind]
+    steps, row_width = command.preset.shape(kind)
     return Network(
         platform_kind=kind,
         file=file.name,
         sha256=sha256_of(file),
-        features="published",
-        steps=features.steps,
-        row_width=features.width,
-        platforms=sorted({p for part in split.values() for p in part.platforms}),
+        features=command.preset.name,
+        steps=steps,
+        row_width=row_width,
+        platforms=list(train_set.numbered) or sorted({p for part in split.values() for p in part.platforms}),
         score_map=fit_score_map(raw),
         trained_on={
             name: {"tasks": len(part.tasks), "candidates": part.candidates} for name, part in split.items()
         }
         | {"epoch": fitted.epoch},
         metrics=metrics,
+        architecture=network.architecture,
     )
 
 
-def _sample(train_set: TrainingSet, count: int) -> npt.NDArray[np.int32]:
+def _sample(train_set: TrainingSet, count: int) -> Sample:
     positions = np.concatenate([task.positions for task in train_set.tasks])
+    values = np.concatenate([task.values for task in train_set.tasks])
     rows = np.random.default_rng(0).permutation(len(positions))[:count]
-    return positions[rows]
+    return Sample(train_set.table, positions[rows], values[rows])
 
 
 def _log_ranking(title: str, figures: dict[str, Any]) -> None:

@@ -41,30 +41,33 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The kind of target whose candidates it scores.
     file, sha256 : str
         File beside the manifest, and its digest.
-    features : {"published"}
-        Which rows it reads; the vocabulary is fixed by this name and the platform kind.
+    features : {"published", "base"}
+        What it reads; the vocabulary is fixed by this name and the platform kind.
     steps, row_width : int
-        Shape of one candidate: rows, numbers a row.
+        Rows that it reads of a candidate (of `base` one, that of the task), and numbers a row.
     platforms : list of str
-        Platforms it was trained on.
+        Platforms it was trained on; where it tells them apart, each by its number here.
     score_map : ScoreMap
         From raw to served score.
     trained_on : dict
         Counts of tasks and candidates a part of the split.
     metrics : dict
         Ranking of the held-out tasks, beside that of random scores.
+    architecture : dict
+        Sizes of the network, to build it again from its weights.
     """
 
     platform_kind: PlatformKind
     file: str
     sha256: str
-    features: Literal["published"]
+    features: Literal["published", "base"]
     steps: int
     row_width: int
     platforms: list[str]
     score_map: ScoreMap
     trained_on: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
+    architecture: dict[str, int] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,6 +175,8 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
     """Return the name of a version: the model and a hash over all that decides its scores."""
     decides = [
         [n.platform_kind, n.sha256, n.features, n.steps, n.row_width, msgspec.to_builtins(n.score_map)]
+        # The numbers of platforms are inputs of `base`.
+        + ([n.platforms] if n.features == "base" else [])
         for n in sorted(networks, key=lambda n: n.platform_kind)
     ]
     return f"{model}-{hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]}"

@@ -1,0 +1,190 @@
+"""The network of `base`: residual blocks over the loop nest of a candidate and the row of its task.
+
+Several members, each a network of its own, are one: a candidate's raw score is the mean of theirs, an estimate of how many
+times e it is faster than its task's other candidates. Members are multiplied side by side, so the file is one network to the engine.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+#: Normalised numbers are cut off there: what training has hardly seen must not drown the rest.
+_MOST = 4.0
+
+
+class Members(nn.Module):
+    """A linear layer of each of several members, side by side.
+
+    Parameters
+    ----------
+    members, wide_in, wide_out : int
+        Its weights are (members, wide_in, wide_out).
+    """
+
+    def __init__(self, members: int, wide_in: int, wide_out: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(wide_in)  # as torch.nn.Linear
+        self.weight = nn.Parameter(torch.empty(members, wide_in, wide_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, wide_out).uniform_(-bound, bound))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Map (members, n, wide_in) to (members, n, wide_out); (1, n, wide_in) is what all members read."""
+        out: Tensor = values @ self.weight + self.bias
+        return out
+
+
+class Block(nn.Module):
+    """A residual block behind a normalisation (pre-norm)."""
+
+    def __init__(self, members: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = Norm(members, width)
+        self.expand = Members(members, width, 2 * width)
+        self.shrink = Members(members, 2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Map (members, n, width) to the same shape."""
+        inner = nn.functional.gelu(self.expand(self.norm(values)), approximate="tanh")
+        out: Tensor = values + self.shrink(self.dropout(inner))
+        return out
+
+
+class Norm(nn.Module):
+    """Layer normalisation with a scale and shift of each member."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(members, 1, width))
+        self.shift = nn.Parameter(torch.zeros(members, 1, width))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Map (members, n, width) to the same shape."""
+        normed = nn.functional.layer_norm(values, values.shape[-1:])
+        return normed * self.scale + self.shift
+
+
+class BaseNetwork(nn.Module):
+    """Scores candidates from their nests and tasks' rows.
+
+    Parameters
+    ----------
+    nest_width, task_width : int
+        Numbers a candidate and a task, see `tlp_service.features.base`.
+    width, blocks, members : int
+        Of the network.
+    task_hidden : int
+        Width between a task's row and the network: tasks are few, and are learned by heart where it is large.
+    dropout : float
+        While training.
+    """
+
+    def __init__(
+        self,
+        nest_width: int,
+        task_width: int,
+        width: int = 128,
+        blocks: int = 3,
+        members: int = 1,
+        task_hidden: int = 64,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(nest_width))
+        self.register_buffer("spread", torch.ones(nest_width))
+        self.task_in = Members(members, task_width, task_hidden)
+        self.task_out = Members(members, task_hidden, width)
+        self.nest_in = Members(members, nest_width, width)
+        self.blocks = nn.ModuleList(Block(members, width, dropout) for _ in range(blocks))
+        self.norm = Norm(members, width)
+        self.head = Members(members, width, 1)
+        self.dropout = nn.Dropout(dropout)
+        #: The sizes, to build it again.
+        self.architecture = {
+            "width": width,
+            "blocks": blocks,
+            "members": members,
+            "task_hidden": task_hidden,
+        }
+
+    def normalise(self, nests: Tensor) -> None:
+        """Take center and spread of the numbers from nests, shape (n, nest_width)."""
+        spread, center = torch.std_mean(nests, dim=0)
+        self.center = center
+        # Of a number that hardly ever differs, a rare difference would be enormous.
+        self.spread = torch.where(spread < 1e-2, torch.ones_like(spread), spread)
+
+    def tasks(self, rows: Tensor) -> Tensor:
+        """Return what tasks add to their candidates, shape (members, n, width), from their rows, shape (n, task_width)."""
+        hidden = nn.functional.gelu(self.task_in(rows[None]), approximate="tanh")
+        out: Tensor = self.task_out(self.dropout(hidden))
+        return out
+
+    def member_scores(self, table: Tensor, positions: Tensor, nests: Tensor) -> Tensor:
+        """Return the raw scores of each member, shape (members, candidates); for the arguments see `score_distinct`."""
+        return self.score(self.tasks(table).index_select(1, positions[:, 0]), nests)
+
+    def score_distinct(self, table: Tensor, positions: Tensor, nests: Tensor) -> Tensor:
+        """Return the raw score of each candidate, higher is faster.
+
+        Parameters
+        ----------
+        table : Tensor, shape (tasks, task_width)
+            Rows of tasks.
+        positions : Tensor of int, shape (candidates, 1)
+            Which task each candidate is of.
+        nests : Tensor, shape (candidates, nest_width)
+            Their numbers.
+        """
+        return self.member_scores(table, positions, nests).mean(0)
+
+    def score(self, tasks: Tensor, nests: Tensor) -> Tensor:
+        """Return the raw scores of each member from what `tasks` gave for each candidate."""
+        normalised = ((nests - self.center) / self.spread).clamp(-_MOST, _MOST)
+        values = self.dropout(self.nest_in(normalised[None])) + tasks
+        for block in self.blocks:
+            values = block(values)
+        out: Tensor = self.head(self.norm(values)).squeeze(-1)
+        return out
+
+
+class BaseForm(nn.Module):
+    """The network in the form that the engine runs, see `tlp_service.models.export`: tasks are encoded once a request.
+
+    Parameters
+    ----------
+    network : BaseNetwork
+        The network whose weights it uses.
+    """
+
+    encodings = ("tasks",)
+
+    def __init__(self, network: BaseNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, rows: Tensor, tasks: Tensor, positions: Tensor, nests: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode tasks, and score candidates.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (new tasks, task_width)
+            Rows to encode.
+        tasks : Tensor, shape (members, known tasks, width)
+            Encodings to score from.
+        positions : Tensor of int, shape (candidates, 1)
+            Known task of each candidate.
+        nests : Tensor, shape (candidates, nest_width)
+            Numbers of each candidate.
+
+        Returns
+        -------
+        tasks : Tensor, shape (members, new tasks, width)
+        raw : Tensor, shape (candidates,)
+        """
+        network = self.network
+        scores = network.score(tasks.index_select(1, positions[:, 0]), nests)
+        return network.tasks(rows), scores.mean(0)

@@ -1,0 +1,161 @@
+"""The models that can be trained: what each reads, what its network is, how it is trained unless told otherwise."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tlp_client.tasks import PlatformKind
+from tlp_service.errors import BadSettings
+from tlp_service.evaluation.ranking import rank_tasks
+from tlp_service.features import base
+from tlp_service.features.published import PUBLISHED
+from tlp_service.models.base import BaseNetwork
+from tlp_service.models.export import read_weights
+from tlp_service.models.published import PublishedNetwork
+from tlp_service.training.dataset import TrainingSet
+from tlp_service.training.encoders import BaseEncoder, Encoder, PublishedEncoder
+from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task, ranked_tasks
+from tlp_service.versions.manifest import Network
+
+log = logging.getLogger(__name__)
+
+PresetName = Literal["published", "base"]
+
+#: Candidates of a task from which the numbers' spread is taken.
+_NORMALISED_CANDIDATES = 128
+
+
+class Preset(ABC):
+    """A model that can be trained."""
+
+    name: PresetName
+    settings: FitSettings
+
+    @abstractmethod
+    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
+        """Return what makes its training sets, with the platforms of the network that it begins from."""
+
+    @abstractmethod
+    def network(
+        self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
+    ) -> AnyNetwork:
+        """Return a network to train: a new one, or one with the weights of a version's."""
+
+    @abstractmethod
+    def shape(self, kind: PlatformKind) -> tuple[int, int]:
+        """Return the rows of a candidate and the numbers of a row."""
+
+
+class Published(Preset):
+    """TLP as its paper has it."""
+
+    name = "published"
+    settings = FitSettings()
+
+    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
+        """Return an encoder of the published rows of a platform kind."""
+        return PublishedEncoder(PUBLISHED[kind])
+
+    def network(
+        self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
+    ) -> AnyNetwork:
+        """Return a network of the published sizes."""
+        torch.manual_seed(settings.seed)
+        network = PublishedNetwork(train.table.shape[1])
+        if source is not None:
+            network.load_state_dict(read_weights(source[1]))
+        return network
+
+    def shape(self, kind: PlatformKind) -> tuple[int, int]:
+        """Return the published shape."""
+        return PUBLISHED[kind].steps, PUBLISHED[kind].width
+
+
+class Base(Preset):
+    """Ours: residual blocks over the loop nest, four members."""
+
+    name = "base"
+    settings = FitSettings(
+        loss="combined",
+        epochs=40,
+        batch=512,
+        learning_rate=1e-3,
+        weight_decay=0.02,
+        gradient_norm=1.0,
+        schedule="one-cycle",
+        average=0.99,
+        patience=1000,
+        max_candidates=64,
+        unknown_platforms=0.1,
+    )
+    architecture: dict[str, int] = {"width": 128, "blocks": 3, "members": 4, "task_hidden": 64}  # noqa: RUF012
+
+    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
+        """Return an encoder that continues the platforms of the source."""
+        return BaseEncoder(source.platforms if source is not None else ())
+
+    def network(
+        self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
+    ) -> AnyNetwork:
+        """Return a network; platforms that its source lacks begin as the one of its platforms that ranks their records best."""
+        torch.manual_seed(settings.seed)
+        architecture = source[0].architecture if source is not None else self.architecture
+        network = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **architecture)
+        if source is None:
+            nests = np.concatenate([task.values[:_NORMALISED_CANDIDATES] for task in train.tasks])
+            network.normalise(torch.from_numpy(nests.astype(np.float32)))
+            return network
+        network.load_state_dict(read_weights(source[1]))
+        known = source[0].platforms
+        for platform in train.numbered[len(known) :]:
+            _adopt(network, train, platform, known)
+        return network
+
+    def shape(self, kind: PlatformKind) -> tuple[int, int]:
+        """Return the shape of a task's row."""
+        return 1, base.TASK_WIDTH
+
+
+PRESETS: dict[PresetName, Preset] = {preset.name: preset for preset in (Published(), Base())}
+
+
+def preset_named(name: str) -> Preset:
+    """Return a preset.
+
+    Raises
+    ------
+    BadSettings
+        If there is none of that name.
+    """
+    for preset in PRESETS.values():
+        if preset.name == name:
+            return preset
+    raise BadSettings(f"model {name!r} cannot be trained; {', '.join(PRESETS)} can")
+
+
+def _adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: list[str]) -> None:
+    """Give a platform the weights of the known one whose scores rank its records best."""
+    number = train.numbered.index(platform)
+    own = replace(train, tasks=tuple(task for task in train.tasks if task.platform == platform))
+    if not own.tasks or not known:
+        return
+
+    def quality(other: int) -> float:
+        table = train.table.copy()
+        table[:, base.platform_column(number)] = 0
+        table[:, base.platform_column(other)] = 1
+        scores = [(predict_task(network, table, task), task.costs) for task in ranked_tasks(own)]
+        return rank_tasks(scores).pair_accuracy
+
+    nearest = max(range(len(known)), key=quality)
+    log.info("%s begins as %s", platform, known[nearest])
+    with torch.no_grad():
+        weights: Any = network.task_in.weight
+        weights[:, base.platform_column(number)] = weights[:, base.platform_column(nearest)]

@@ -1,0 +1,207 @@
+"""`base`: features of candidates and tasks, and the network in torch and in the engine."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_loop_nest import any_primitive
+
+from tlp_client.primitives import read_primitive
+from tlp_client.wire.predict import read_predict
+from tlp_service.errors import BadVersion
+from tlp_service.features import base
+from tlp_service.models.base import BaseNetwork
+from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.versions.manifest import (
+    SCHEMA,
+    Manifest,
+    Network,
+    ScoreMap,
+    sha256_of,
+    version_name,
+    write_version,
+)
+
+SMALL = {"width": 16, "blocks": 2, "members": 3, "task_hidden": 8}
+
+
+def nests_of(*candidates):
+    distinct = {}
+    indices = [distinct.setdefault(p, len(distinct)) for candidate in candidates for p in candidate]
+    lengths = np.array([len(candidate) for candidate in candidates], dtype=np.int64)
+    return base.nests(list(distinct), np.array(indices, dtype=np.int64), lengths)
+
+
+def steps_of(line):
+    return [read_primitive(step) for step in json.loads(line)["i"][1][1]]
+
+
+def test_a_nest_by_hand():
+    """Two loops of 4 and 16: logarithms are divided by 8."""
+    (nest,) = nests_of([read_primitive(["SP", 0, 0, 64, [16], 1])])
+    loops = base._SUMS
+    assert nest[0] == 6 / 8  # iterations in all: 64
+    assert nest[6:9].tolist() == [2 / 8, 4 / 8, 0]  # levels of the reduction, which one factor makes it
+    assert nest[loops : loops + 3].tolist() == [4 / 8, 2 / 8, 0]  # loops from the innermost
+    cumulated = loops + base._LOOPS
+    assert nest[cumulated : cumulated + 3].tolist() == [4 / 8, 6 / 8, 6 / 8]
+    assert nest.shape == (base.NEST_WIDTH,)
+
+
+def test_sizes_that_are_no_sizes_count_as_one():
+    steps = [["SP", 0, 0, -5, [0, -3], 1], ["SP", 0, 0, 0, [], 1], ["SP", 0, 0, 2**31 - 1, [2**30] * 7, 1]]
+    for step in steps:
+        assert np.isfinite(nests_of([read_primitive(step)])).all()
+
+
+def test_the_unroll_step_is_read_from_its_pragma():
+    column = 1 + 5 + 3 + 6 + 2
+    split = read_primitive(["SP", 0, 0, 64, [16], 1])
+    found = [nests_of([split, read_primitive(["PR", 0, 0, pragma])])[0, column] for pragma in (
+        "auto_unroll_max_step$511", "auto_unroll_max_step$0", "auto_unroll_max_step$1²", "unroll_explicit$3")]  # fmt: skip
+    assert found == [9 / 8, 0, 0, 0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(any_primitive(), max_size=12), min_size=1, max_size=6), st.randoms())
+def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
+    """Alone, among others, in another order, with a skeleton that is known already: the same to the last bit."""
+    together = nests_of(*candidates)
+    assert np.isfinite(together).all()
+    order = list(range(len(candidates)))
+    random.shuffle(order)
+    np.testing.assert_array_equal(nests_of(*(candidates[n] for n in order)), together[order])
+    base._replayed.cache_clear()
+    for candidate, nest in zip(candidates, together, strict=True):
+        np.testing.assert_array_equal(nests_of(candidate)[0], nest)
+
+
+@pytest.mark.parametrize(
+    ("key", "numbers"),
+    [
+        ('["hash", [1, 64], [3, 3]]', 4), ('["f", 128, true, 2.5, null]', 1), ("no JSON", 0), ("[" * 5000, 0), ("17", 1),
+        (json.dumps(["f", *range(40)]), 40),
+    ],
+)  # fmt: skip
+def test_any_workload_key_has_a_row(key, numbers):
+    row = base.task_row(key, None)
+    assert row.shape == (base.TASK_WIDTH,)
+    assert np.isfinite(row).all()
+    assert row[base._KEY_NUMBERS * (1 + base._A_NUMBER)] == numbers / 16
+
+
+def test_numbers_are_told_apart():
+    described = {tuple(base._describe(n)) for n in range(-1, 3000)}
+    assert len(described) == 3000  # all numbers below 1 are one
+    assert np.isfinite(base._describe(2**31)).all()
+
+
+def test_platforms_have_a_column_each():
+    rows = [base.task_row("[]", n) for n in (None, 0, base.PLATFORMS - 1)]
+    assert [row[-base.PLATFORMS :].sum() for row in rows] == [0, 1, 1]
+    assert rows[2][-1] == 1
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network that nobody trained; its normalisation is that of some real nests."""
+    torch.manual_seed(3)
+    return BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **SMALL).eval()
+
+
+@pytest.fixture(scope="module")
+def version(trained, tmp_path_factory, measured_lines):
+    folder = tmp_path_factory.mktemp("base")
+    nests = nests_of(*map(steps_of, measured_lines))
+    trained.normalise(torch.from_numpy(nests))
+    table = np.stack([base.task_row(f'["f", {n}]', n) for n in range(3)])
+    positions = np.arange(len(nests), dtype=np.int32)[:, None] % 3
+    sample = Sample(table, positions, nests)
+    assert export_onnx(trained, sample, folder / "cpu.onnx") <= 1e-5
+    network = Network(
+        platform_kind="cpu",
+        file="cpu.onnx",
+        sha256=sha256_of(folder / "cpu.onnx"),
+        features="base",
+        steps=1,
+        row_width=base.TASK_WIDTH,
+        platforms=["a", "b", "c"],
+        score_map=ScoreMap("softsign", 0.0, 0.1),
+        architecture=trained.architecture,
+    )
+    manifest = Manifest(
+        SCHEMA, "base", version_name("base", [network]), "2026-01-01T00:00:00+00:00", [network]
+    )
+    return write_version(folder, manifest, {"cpu.onnx": folder / "cpu.onnx"}), sample
+
+
+def request(candidates, platform="a", key='["f", 1]'):
+    task = {"workload_key": key, "target": "llvm", "platform": platform}
+    return read_predict({"format": 1, "task": task, "candidates": candidates})
+
+
+@pytest.fixture(scope="module")
+def real_steps(measured_lines):
+    return [json.loads(line)["i"][1][1] for line in measured_lines[:100]]
+
+
+def test_a_candidates_score_is_the_same_alone_in_any_batch_and_order(version, real_steps):
+    scorer = Scorer(version[0])
+    together = scorer.score(request(real_steps), chunk=32).scores
+    assert len(set(together.tolist())) > 90
+    order = np.random.default_rng(0).permutation(len(real_steps))
+    shuffled = scorer.score(request([real_steps[n] for n in order]), chunk=7).scores
+    np.testing.assert_allclose(shuffled, together[order], rtol=1e-5)
+    for n in (0, 17, 99):
+        np.testing.assert_allclose(scorer.score(request([real_steps[n]])).scores, together[n], rtol=1e-5)
+
+
+def test_workload_and_platform_are_inputs(version, real_steps):
+    scorer = Scorer(version[0])
+    asked = [("a", '["f", 1]'), ("b", '["f", 1]'), ("cpu", '["f", 1]'), ("a", '["f", 2]')]
+    scores = [scorer.score(request(real_steps, *task)).scores for task in asked]
+    for n, one in enumerate(scores):
+        assert not any(np.allclose(one, other, rtol=1e-4) for other in scores[:n])
+
+
+def test_no_length_and_no_kind_is_refused(version):
+    scorer = Scorer(version[0])
+    kinds = [["SA", 1, 2, 3, 4], ["RF", 0, 1, 0], ["CI", 1], ["CHR", 0, "shared", [1]]]
+    scored = scorer.score(request([[], kinds, kinds * 40]))
+    assert np.isfinite(scored.scores).all()
+    assert (scored.errors, scored.truncated) == ({}, 0)
+
+
+def test_the_weights_are_read_back(trained, version):
+    weights = read_weights(version[0] / "cpu.onnx")
+    assert set(weights) == set(trained.state_dict())
+    again = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **trained.architecture)
+    again.load_state_dict(weights)
+    assert check_equal(again.eval(), version[1], version[0] / "cpu.onnx") <= 1e-5
+
+
+def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "NEST_WIDTH", base.NEST_WIDTH + 1)
+    with pytest.raises(BadVersion, match=rf"its features 'base' are {base.TASK_WIDTH} x {base.NEST_WIDTH}"):
+        Scorer(version[0])
+
+
+def test_members_are_networks_of_their_own(trained):
+    """The mean of the members is the score; changing one changes its share only."""
+    generator = torch.Generator().manual_seed(0)
+    nests = torch.rand(5, base.NEST_WIDTH, generator=generator)
+    table, positions = (
+        torch.rand(2, base.TASK_WIDTH, generator=generator),
+        torch.tensor([[0], [1], [0], [1], [0]]),
+    )
+    with torch.no_grad():
+        before = trained.member_scores(table, positions, nests)
+        torch.testing.assert_close(trained.score_distinct(table, positions, nests), before.mean(0))
+        trained.head.bias[1] += 3
+        after = trained.member_scores(table, positions, nests)
+        trained.head.bias[1] -= 3
+    torch.testing.assert_close(after - before, torch.tensor([0.0, 3.0, 0.0])[:, None].expand(3, 5))

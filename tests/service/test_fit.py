@@ -1,0 +1,135 @@
+"""Training goes on after an interruption, and in several processes, as it would have alone."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tlp_client.records import RecordParser
+from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.training import fit as fit_module
+from tlp_service.training.dataset import ImportReport, build_sets
+from tlp_service.training.fit import fit, predict_task
+from tlp_service.training.presets import PRESETS, preset_named
+
+SMALL = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
+
+
+@pytest.fixture(scope="module")
+def records(measured_lines):
+    parser = RecordParser()
+    return [("epyc", record) for record in map(parser.parse, measured_lines) if record.is_valid]
+
+
+def set_of(records, preset):
+    return build_sets(records, {"cpu": PRESETS[preset].encoder("cpu", None)}, ImportReport())["cpu"]
+
+
+def settings_of(preset, **changes):
+    return dataclasses.replace(PRESETS[preset].settings, batch=64, **changes)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(type(PRESETS["base"]), "architecture", SMALL)
+
+
+def test_base_learns_what_it_is_shown(records):
+    shown = set_of(records, "base")
+    settings = settings_of("base", epochs=20)
+    fitted = fit(PRESETS["base"].network(shown, settings, None), shown, shown, settings)
+    assert fitted.validation.pair_accuracy > 0.8
+
+
+@pytest.mark.parametrize("preset", ["base", "published"])
+def test_an_interrupted_training_ends_as_one_that_was_not(records, preset, tmp_path, monkeypatch):
+    shown = set_of(records, preset)
+    settings = settings_of(preset, epochs=4)
+    whole = fit(PRESETS[preset].network(shown, settings, None), shown, shown, settings)
+
+    ranked = fit_module.rank_set
+
+    def power_cut(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return ranked(*arguments)
+
+    calls = []
+    checkpoint = tmp_path / "cpu.safetensors"
+    monkeypatch.setattr(fit_module, "rank_set", power_cut)
+    with pytest.raises(KeyboardInterrupt):
+        fit(PRESETS[preset].network(shown, settings, None), shown, shown, settings, checkpoint=checkpoint)
+    again = fit(PRESETS[preset].network(shown, settings, None), shown, shown, settings, checkpoint=checkpoint)
+    assert len(calls) == 5  # two epochs, the cut, the two that were left
+    for one, other in zip(whole.network.parameters(), again.network.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert again.epoch == whole.epoch
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:1000]), "cannot go on"),
+        (lambda path: path.write_text("junk"), "cannot go on"),
+        (lambda path: None, "other settings"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named(records, tmp_path, damage, message):
+    shown = set_of(records, "base")
+    settings = settings_of("base", epochs=1)
+    path = tmp_path / "cpu.safetensors"
+    fit(PRESETS["base"].network(shown, settings, None), shown, shown, settings, checkpoint=path)
+    damage(path)
+    changed = dataclasses.replace(settings, seed=7) if message == "other settings" else settings
+    with pytest.raises(BadVersion, match=message) as raised:
+        fit(PRESETS["base"].network(shown, settings, None), shown, shown, changed, checkpoint=path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_task_scores_as_in_the_whole_table(records):
+    shown = set_of(records, "base")
+    settings = settings_of("base")
+    network = PRESETS["base"].network(shown, settings, None).eval()
+    task = shown.tasks[3]
+    with torch.no_grad():
+        whole = network.score_distinct(
+            torch.from_numpy(shown.table),
+            torch.from_numpy(task.positions.astype(np.int64)),
+            torch.from_numpy(task.values.astype(np.float32)),
+        )
+    np.testing.assert_allclose(predict_task(network, shown.table, task), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_nobody_can_train_is_named():
+    with pytest.raises(BadSettings, match="'magic' cannot be trained; published, base can"):
+        preset_named("magic")
+
+
+@pytest.mark.timeout(240)
+def test_two_processes_train_as_one(measured_lines, tmp_path):
+    """With torchrun on CPUs (gloo): the same weights as one process with the same batches."""
+    log = tmp_path / "log.json"
+    log.write_text("\n".join(measured_lines))
+    weights = []
+    for processes in (1, 2):
+        out = tmp_path / f"out{processes}"
+        command = ["-m", "tlp_service", "train", "--records", str(log), "--out", str(out)]
+        command += ["--model", "published", "--epochs", "2", "--loss", "rank", "--batch", "64"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        run = subprocess.run(
+            [sys.executable, *(launcher if processes > 1 else []), *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        (manifest,) = out.glob("*/manifest.json")
+        weights.append(json.loads(manifest.read_text())["networks"][0]["metrics"]["validation"])
+    assert weights[0]["pair_accuracy"] == pytest.approx(weights[1]["pair_accuracy"], abs=0.03)
