@@ -5,10 +5,10 @@ WORKER := .venv-ansor
 TRIALS ?= 64
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench clean
+.PHONY: help setup demo test lint types bench reproduce clean
 
 help: ## show what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-9s %s\n", $$1, $$2}'
 
 setup: $(SERVICE)/.made $(WORKER)/.made ## make the two environments: the service's, and a worker's with TVM 0.19
 
@@ -37,6 +37,14 @@ bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also 
 	$(SERVICE)/bin/python benchmarks/precision.py tests/data/measured.json
 	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
 
+reproduce: setup ## from raw logs to all figures of the models, some hours: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv
+	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[baselines]'
+	$(SERVICE)/bin/tlp records import $(LOGS) $(MEASURED)/records.json.gz --platforms $(PLATFORMS) --store .reproduce/records
+	$(SERVICE)/bin/tlp train --records .reproduce/records --out .reproduce/models
+	$(SERVICE)/bin/python benchmarks/ranking.py platforms .reproduce/records --out .reproduce/platforms.json
+	$(SERVICE)/bin/python benchmarks/ranking.py folds .reproduce/records --measured $(MEASURED) --out .reproduce/folds.json
+	$(SERVICE)/bin/python benchmarks/ranking.py few .reproduce/records --out .reproduce/few.json
+
 lint: setup ## ruff
 	$(SERVICE)/bin/ruff check .
 	$(SERVICE)/bin/ruff format --check .
@@ -45,4 +53,4 @@ types: setup ## mypy --strict
 	$(SERVICE)/bin/mypy
 
 clean: ## remove the environments and what the demo left
-	rm -rf $(SERVICE) $(WORKER) .demo .bench
+	rm -rf $(SERVICE) $(WORKER) .demo .bench .reproduce
