@@ -24,7 +24,7 @@ from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
-from tlp_client.wire.predict import index_primitives
+from tlp_client.wire.predict import PredictRequest, index_primitives
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import read_weights
 from tlp_service.models.published import PublishedNetwork
@@ -32,7 +32,7 @@ from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.plan import Plan
 from tlp_service.serve import start_engine
-from tlp_service.settings import Settings
+from tlp_service.settings import Settings, shipped_model
 
 #: of the padded network
 CHUNKS = {"cpu": (16, 32, 64, 256), "cuda": (256, 512, 1024)}
@@ -43,6 +43,7 @@ PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
 }
 ONE_CALL, BEST_CHUNK, ENGINE, FLOOR = "padded, one call", "padded, best chunk", "engine", "floor"
+NESTS, BASE = "base: its nests", "base: engine"
 
 
 def open_session(model, device, threads):
@@ -128,6 +129,37 @@ class Floor:
         return self.multiply_adds * took / (parallel * repeats * self.LAYERS * self._rows * self.WIDTH**2)
 
 
+class Base:
+    """The same candidates by `base`: what makes its nests in Python, and its network."""
+
+    def __init__(self, records, primitives, indices, lengths, device):
+        self._engine = start_engine(Settings(model=shipped_model("base"), device=device))
+        task = records[0].task
+        self._request = PredictRequest(
+            workload_key=task.workload_key,
+            target=task.target,
+            platform=None,
+            version=None,
+            report_invalid=True,
+            primitives=primitives,
+            indices=indices,
+            lengths=lengths,
+        )
+        network = self._engine.scorer.manifest.network(platform_kind(task.target))
+        weights = read_weights(self._engine.scorer.folder / network.file)
+        of_task = sum(w.numel() for name, w in weights.items() if name.startswith("task_"))
+        products = sum(w.numel() for name, w in weights.items() if name.endswith("weight"))
+        self.multiply_adds = len(records) * (products - of_task) + of_task
+
+    def prepare(self):
+        return self._engine.scorer.prepare(self._request)
+
+    def run(self, candidates):
+        work = Candidates(candidates.network, candidates.table, candidates.plan)
+        self._engine.executor.submit(work, "benchmark")
+        return work.future.result()
+
+
 class Comparison:
     """One log's candidates by all ways."""
 
@@ -146,6 +178,8 @@ class Comparison:
         network.load_state_dict(read_weights(engine.scorer.folder / file))
         self._padded = Padded(network, self.table, features.positions(indices, lengths), device)
         self.floor = Floor(network, self.plan, len(self.table), device)
+        self.base = Base(records, primitives, indices, lengths, device)
+        self._of_base = self.base.prepare().candidates
         ours, theirs = self.run_engine(), self._padded.run(32)
         self.difference = float(np.max(np.abs(ours - theirs) / np.maximum(1, np.abs(theirs))))
         self._chunk = min(CHUNKS[device], key=lambda chunk: seconds_of(lambda: self._padded.run(chunk)))
@@ -162,6 +196,8 @@ class Comparison:
             BEST_CHUNK: seconds_of(lambda: self._padded.run(self._chunk)),
             ENGINE: seconds_of(self.run_engine),
             FLOOR: self.floor.seconds(),
+            NESTS: seconds_of(self.base.prepare),
+            BASE: seconds_of(lambda: self.base.run(self._of_base)),
         }
 
 
@@ -171,7 +207,11 @@ def report(comparison, runs):
     print(
         f"{comparison.candidates} candidates, {comparison.primitives} primitives, {comparison.distinct} distinct"
     )
-    print(f"{comparison.floor.multiply_adds / 1e9:.2f} G multiply-adds must be done")
+    published, base = comparison.floor.multiply_adds, comparison.base.multiply_adds
+    print(
+        f"{published / 1e9:.2f} G multiply-adds must be done for published, {base / 1e9:.2f} G for base: "
+        f"{base / published:.2f} x"
+    )
     print(f"largest difference of the scores, relative to max(1, |score|): {comparison.difference:.1e}")
     engine = median_and_range([run[ENGINE] for run in measured])[0]
     for name in measured[0]:
@@ -190,7 +230,7 @@ def main():
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--follow", action="store_true")
     args = parser.parse_args()
-    engine = start_engine(Settings(device=args.device))
+    engine = start_engine(Settings(model=shipped_model("published"), device=args.device))
     comparison = Comparison(list(LogReader().read_file(args.log)), engine)
     comparison.measure()
     if args.follow:

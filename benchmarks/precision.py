@@ -40,7 +40,7 @@ class Feeds(CalibrationDataReader):
         runs = (plan.run(first, 64) for first in range(0, len(plan.order), 64))
         rows = np.zeros((1, table.shape[1]), dtype=np.float32)
         self._feeds = iter(
-            [{"rows": rows, **known, "positions": run.positions, "counts": run.counts} for run in runs]
+            [{"rows": rows, **known, "positions": run.positions, "counts": run.values} for run in runs]
         )
 
     def get_next(self):
@@ -81,7 +81,7 @@ def main():
     parser.add_argument("log", type=Path, help="measured records of CPU tasks")
     parser.add_argument("--runs", type=int, default=7)
     args = parser.parse_args()
-    features, path = PUBLISHED["cpu"], shipped_model() / "cpu.onnx"
+    features, path = PUBLISHED["cpu"], shipped_model("published") / "cpu.onnx"
     records = [r for r in LogReader().read_file(args.log) if r.error_no == 0]
     primitives, indices, lengths = index_primitives(r.primitives for r in records)
     plan = Plan.of(indices, lengths, features.steps)

@@ -126,7 +126,7 @@ def platforms(store, seeds, kinds):
 def show_platforms(found):
     """Print the figures of every platform with enough tasks, means over the seeds."""
     names = sorted({task.platform for task in found["base"][min(found["base"])]})
-    print(f"\n{'platform':<22}{'tasks':>6}" + "".join(f"{model:>28}" for model in found))
+    print(f"\n{'platform':<22}{'tasks':>6}" + "".join(f"{model:>34}" for model in found))
     means = defaultdict(list)
     for platform in names:
         cells, tasks = [], 0
@@ -145,10 +145,10 @@ def show_platforms(found):
             means[model].append(row)
             cells.append(f"{row[0]:.3f} ({low:.2f}-{high:.2f}) {row[1]:.3f} {row[2]:.3f}")
         if tasks >= COMPARED_TASKS:
-            print(f"{platform:<22}{tasks:>6}" + "".join(f"{cell:>28}" for cell in cells))
+            print(f"{platform:<22}{tasks:>6}" + "".join(f"  {cell:>32}" for cell in cells))
     mean = ["{:.3f}             {:.3f} {:.3f}".format(*np.mean(rows, axis=0)) for rows in means.values()]
     print(
-        f"{'mean':<22}{'':>6}" + "".join(f"{cell:>28}" for cell in mean),
+        f"{'mean':<22}{'':>6}" + "".join(f"  {cell:>32}" for cell in mean),
         "(top-1, its interval, top-5, pairs)",
         flush=True,
     )

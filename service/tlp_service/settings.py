@@ -13,17 +13,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from tlp_service.errors import BadSettings
 
 
-def shipped_model() -> Path:
-    """Return the folder of the model version that comes with the package.
+def shipped_model(model: str = "base") -> Path:
+    """Return the folder of the version of a model that comes with the package.
 
     Raises
     ------
     BadSettings
-        If the package does not hold exactly one version.
+        If the package does not hold exactly one.
     """
-    versions = [p.parent for p in Path(str(files("tlp_service") / "shipped")).glob("*/manifest.json")]
+    shipped = Path(str(files("tlp_service") / "shipped"))
+    versions = [path.parent for path in shipped.glob(f"{model}-*/manifest.json")]
     if len(versions) != 1:
-        raise BadSettings(f"the package holds {len(versions)} model versions; name one with TLP_MODEL")
+        raise BadSettings(f"the package holds {len(versions)} versions of {model}; name one with TLP_MODEL")
     return versions[0]
 
 

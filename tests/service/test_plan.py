@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.scoring.plan import Plan, join
+from tlp_service.scoring.plan import NestPlan, Plan, join
 
 
 def plan_of(candidates, steps):
@@ -18,7 +18,7 @@ def rows_of(run):
     """The rows of each candidate of a run, as often as they count."""
     return [
         [int(p) for p, count in zip(positions, counts, strict=True) for _ in range(int(count))]
-        for positions, counts in zip(run.positions, run.counts, strict=True)
+        for positions, counts in zip(run.positions, run.values, strict=True)
     ]
 
 
@@ -27,7 +27,7 @@ def test_one_run_by_hand():
     run = plan_of([(0, 1), (), (2, 0, 1, 5)], steps=3).run(0, 8)
     assert run.candidates.tolist() == [1, 0, 2]
     assert run.positions.tolist() == [[0, 0, 0, 0], [1, 2, 0, 0], [3, 1, 2, 0]]
-    assert run.counts.tolist() == [[0, 0, 0, 3], [1, 1, 0, 1], [1, 1, 1, 0]]
+    assert run.values.tolist() == [[0, 0, 0, 3], [1, 1, 0, 1], [1, 1, 1, 0]]
 
 
 def test_runs_hold_candidates_of_like_length():
@@ -42,7 +42,7 @@ def test_joined_runs_by_hand():
     joined = join([plan_of([(0, 1)], 2).run(0, 1), plan_of([(), (0,)], 2).run(0, 2)], offsets=[0, 3])
     assert joined.candidates.tolist() == [0, 1, 2]
     assert joined.positions.tolist() == [[1, 2, 0], [3, 3, 0], [4, 3, 0]]
-    assert joined.counts.tolist() == [[1, 1, 0], [0, 2, 0], [1, 1, 0]]
+    assert joined.values.tolist() == [[1, 1, 0], [0, 2, 0], [1, 1, 0]]
 
 
 CANDIDATES = st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=20)
@@ -67,3 +67,12 @@ def test_a_joined_run_holds_the_candidates_of_each_with_the_rows_of_its_table(fi
     joined = rows_of(join(runs, offsets=[0, 100]))
     expected = rows_of(runs[0]) + [[100 + row for row in rows] for rows in rows_of(runs[1])]
     assert joined == expected
+
+
+def test_nests_of_several_requests_join_each_with_its_task():
+    plans = [NestPlan(np.full((n, 3), n, dtype=np.float32)) for n in (2, 4)]
+    joined = join([plans[0].run(0, 2), plans[1].run(1, 2)], [0, 1])
+    assert joined.candidates.tolist() == [0, 1, 2, 3]
+    assert joined.positions.tolist() == [[0], [0], [1], [1]]
+    assert joined.values.tolist() == [[2] * 3] * 2 + [[4] * 3] * 2
+    assert plans[1].run(3, 10).candidates.tolist() == [3]
