@@ -1,6 +1,7 @@
 """`base`: features of candidates and tasks, and the network in torch and in the engine."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from test_loop_nest import any_primitive
 
 from tlp_client.primitives import read_primitive
 from tlp_client.wire.predict import read_predict
-from tlp_service.errors import BadVersion
+from tlp_service.errors import BadVersion, InvalidBody
 from tlp_service.features import base
 from tlp_service.models.base import BaseNetwork
 from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
@@ -66,6 +67,35 @@ def test_the_unroll_step_is_read_from_its_pragma():
     assert found == [9 / 8, 0, 0, 0]
 
 
+def test_a_candidate_longer_than_any_real_one_is_an_error_of_its_own(version):
+    scorer = Scorer(version[0])
+    steps = [["CI", 0]] * (base.MOST_STEPS + 1)
+    with pytest.raises(InvalidBody, match=r"candidates\[1\]: 513 primitives are more than the 512"):
+        scorer.score(request([steps[1:], steps, steps[:1]]))
+
+
+@pytest.mark.parametrize(
+    "candidates",
+    [
+        [[]] * 2700 + [[["CI", 0]] * 512],
+        [[["SP", 0, 0, 8, [2], 1]] * 512],
+        [[["CHW", 0, "local"]] * 512],
+        [[["RE", 0, list(range(100_000))]] * 100],
+        [[["SP", 0, 0, 2**31 - 1, [2**31 - 1] * 100_000, 1]] * 10],
+        [[["SP", n, 0, 8, [1] * 64, 1] for n in range(9)] + [["FFSP", 0, 0, [*range(9)] * 7, n, 1] for n in range(500)]],
+    ],
+)  # fmt: skip
+def test_what_is_made_to_be_slow_is_not(candidates):
+    """Each took seconds or gigabytes once; the limit here is that of the test."""
+    tracemalloc.start()
+    try:
+        found = nests_of(*([read_primitive(step) for step in steps] for steps in candidates))
+        assert np.isfinite(found).all()
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(any_primitive(), max_size=12), min_size=1, max_size=6), st.randoms())
 def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
@@ -75,7 +105,7 @@ def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
     order = list(range(len(candidates)))
     random.shuffle(order)
     np.testing.assert_array_equal(nests_of(*(candidates[n] for n in order)), together[order])
-    base._replayed.cache_clear()
+    base._SKELETONS.clear()
     for candidate, nest in zip(candidates, together, strict=True):
         np.testing.assert_array_equal(nests_of(candidate)[0], nest)
 
@@ -117,7 +147,7 @@ def trained():
 def version(trained, tmp_path_factory, measured_lines):
     folder = tmp_path_factory.mktemp("base")
     nests = nests_of(*map(steps_of, measured_lines))
-    trained.normalise(torch.from_numpy(nests))
+    trained.normalise(torch.from_numpy(nests.astype(np.float32)))
     table = np.stack([base.task_row(f'["f", {n}]', n) for n in range(3)])
     positions = np.arange(len(nests), dtype=np.int32)[:, None] % 3
     sample = Sample(table, positions, nests)

@@ -78,6 +78,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(records, preset, tmp_p
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "cannot go on"),
         (lambda path: path.write_text("junk"), "cannot go on"),
         (lambda path: None, "other settings"),
+        (lambda path: None, "other records"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_named(records, tmp_path, damage, message):
@@ -87,8 +88,9 @@ def test_a_checkpoint_that_does_not_fit_is_named(records, tmp_path, damage, mess
     fit(PRESETS["base"].network(shown, settings, None), shown, shown, settings, checkpoint=path)
     damage(path)
     changed = dataclasses.replace(settings, seed=7) if message == "other settings" else settings
+    fewer = dataclasses.replace(shown, tasks=shown.tasks[1:]) if message == "other records" else shown
     with pytest.raises(BadVersion, match=message) as raised:
-        fit(PRESETS["base"].network(shown, settings, None), shown, shown, changed, checkpoint=path)
+        fit(PRESETS["base"].network(shown, settings, None), fewer, shown, changed, checkpoint=path)
     assert str(path) in str(raised.value)
 
 

@@ -28,5 +28,5 @@ def test_without_a_device_it_says_so():
 def test_it_runs_to_its_end_on_the_cpu():
     ended = run("--device", "cpu", "--candidates", "32", "--runs", "1")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("engine  ") == 2
+    assert ended.stdout.count("\n  engine  ") == 2
     assert ended.stdout.count("from distinct rows") == 2

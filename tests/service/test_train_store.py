@@ -85,9 +85,9 @@ def test_a_new_platform_is_learned_from_a_trained_version(store, tmp_path, capsy
         out = tmp_path / "figures.json"
         assert main(["evaluate", str(store), "--model", str(version), "--json", str(out)]) == 0
         found[version] = json.loads(out.read_text())["platforms"]
-    assert found[first]["slow"]["pair_accuracy"]["value"] > 0.7
-    assert found[first]["fast"]["pair_accuracy"]["value"] < 0.3
-    assert found[second]["fast"]["pair_accuracy"]["value"] > 0.7
+    assert found[first]["slow"]["pair_accuracy"]["value"] > 0.6
+    assert found[first]["fast"]["pair_accuracy"]["value"] < 0.4
+    assert found[second]["fast"]["pair_accuracy"]["value"] > 0.6
 
 
 def test_workloads_of_one_log_are_held_together(store, tmp_path, capsys):
@@ -100,7 +100,9 @@ def test_workloads_of_one_log_are_held_together(store, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--platform", "k80"], "the store has no records of k80"),
+        (["--platform", "k80"], "--platform: the store has no records of k80"),
+        (["--without", "k80"], "--without: the store has no records of k80"),
+        (["--share", "k80=0.5"], "--share: the store has no records of k80"),
         (["--from", "nowhere"], "no model version at nowhere"),
         (["--model", "published", "--from", "{base}"], "it is a 'base', not a 'published'"),
     ],

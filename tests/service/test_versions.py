@@ -89,8 +89,9 @@ def test_a_manifest_cannot_name_a_file_outside_its_folder(folder):
         read_manifest(folder)
 
 
-def test_the_shipped_version_is_whole():
-    manifest = read_manifest(shipped_model())
+@pytest.mark.parametrize("model", ["base", "published"])
+def test_the_shipped_version_is_whole(model):
+    manifest = read_manifest(shipped_model(model))
     assert {n.platform_kind for n in manifest.networks} == {"cpu", "gpu"}
     for network in manifest.networks:
         ours, random = network.metrics["test"], network.metrics["test_random"]
@@ -143,10 +144,11 @@ def test_a_kind_without_a_network_is_unknown(tmp_path):
     assert unknown.value.code == "unknown_platform"
 
 
-def test_the_card_tells_the_figures_of_the_shipped_version():
-    folder = shipped_model()
+@pytest.mark.parametrize(("model", "file"), [("base", "MODEL_CARD.md"), ("published", "PUBLISHED_CARD.md")])
+def test_the_card_tells_the_figures_of_the_shipped_version(model, file):
+    folder = shipped_model(model)
     manifest = read_manifest(folder)
-    card = (folder.parent / "MODEL_CARD.md").read_text()
+    card = (folder.parent / file).read_text()
     assert manifest.version in card
     for network in manifest.networks:
         for name, part in (("the model", "test"), ("random scores", "test_random")):

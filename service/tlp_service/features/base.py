@@ -18,13 +18,23 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
-from tlp_service.features.loop_nest import FACTORS, SIZES, UNROLL, Loop, Sizes, Stage, replay, sizes_of
+from tlp_service.features.loop_nest import (
+    FACTORS,
+    MOST_LOOPS,
+    SIZES,
+    UNROLL,
+    Loop,
+    Sizes,
+    Stage,
+    replay,
+    sizes_of,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -60,14 +70,23 @@ TASK_WIDTH = _KEY_NUMBERS * (1 + _A_NUMBER) + 3 + _NAMES + PLATFORMS
 #: Logarithms are divided by it.
 _SCALE = 8.0
 
-#: Skeletons that are kept replayed; each takes some 8 kB.
-_KEPT_SKELETONS = 4096
+#: A candidate has no more primitives; the longest of 600,000 public records has 76.
+MOST_STEPS = 512
+
+#: Skeletons that are kept replayed; each takes some 6 kB.
+_KEPT_SKELETONS = 8192
+#: Places, of candidates times their primitives, that are laid out at a time.
+_BLOCK_PLACES = 1 << 18
+#: Of half precision, with a margin.
+_LARGEST = 6e4
 
 
 def nests(
     primitives: Sequence[Primitive], indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> Floats:
+) -> npt.NDArray[np.float16]:
     """Return the numbers of candidates, shape (candidates, `NEST_WIDTH`).
+
+    In half precision, which holds logarithms to three digits and is what networks are trained on.
 
     Parameters
     ----------
@@ -76,22 +95,44 @@ def nests(
     indices : ndarray of int, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
     lengths : ndarray of int, shape (candidates,)
-        Primitives of each.
+        Primitives of each, `MOST_STEPS` at most.
     """
+    out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float16)
+    tables = _tables(primitives)
+    starts = np.cumsum(lengths) - lengths
+    # By length, in blocks: what is laid out for a block has as many places for each candidate as the longest has.
+    order = np.argsort(lengths, kind="stable")
+    begin = 0
+    while begin < len(order):
+        places = np.maximum(lengths[order[begin:]], 1)
+        count = max(
+            1, int(np.searchsorted(places * np.arange(1, len(places) + 1), _BLOCK_PLACES, side="right"))
+        )
+        chosen = order[begin : begin + count]
+        out[chosen] = _block(tables, indices, starts[chosen], lengths[chosen])
+        begin += count
+    return out
+
+
+def _block(
+    tables: _Tables,
+    indices: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+) -> Floats:
+    """Return the numbers of candidates that begin at places of `indices`."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float32)
-    if not len(lengths):
-        return out
-    sizes, skeleton_of, skeletons = _tables(primitives)
-    places = int(lengths.max())
-    is_real = np.arange(places) < lengths[:, None]
-    row = np.zeros((len(lengths), places), dtype=np.int32)
-    row[is_real] = 1 + indices
+    place = np.arange(int(lengths.max()))
+    is_real = place < lengths[:, None]
+    row = np.zeros(is_real.shape, dtype=np.int32)
+    row[is_real] = 1 + indices[(starts[:, None] + place)[is_real]]
     # One column more than the sizes: 0, the sum of none.
-    logs = np.zeros((len(lengths), places * SIZES + 1), dtype=np.float32)
-    logs[:, :-1] = sizes[row].reshape(len(lengths), -1)
-    first, groups = _groups(skeleton_of[row])
+    logs = np.zeros((len(lengths), len(place) * SIZES + 1), dtype=np.float32)
+    logs[:, :-1] = tables.sizes[row].reshape(len(lengths), -1)
+    first, groups = _groups(tables.skeleton_of[row])
     for candidate, members in zip(first, groups, strict=True):
-        skeleton = _replayed(tuple(skeletons[n] for n in skeleton_of[row[candidate, : lengths[candidate]]]))
+        numbers = tables.skeleton_of[row[candidate, : lengths[candidate]]]
+        skeleton = _SKELETONS.get([tables.skeletons[n] for n in numbers.tolist()])
         summed = np.add.reduceat(logs[members[:, None], skeleton.sizes], skeleton.starts, axis=1)
         out[members, : _SUMS + _LOOPS] = summed
         out[members, _SUMS + 2 * _LOOPS :] = skeleton.constants
@@ -99,7 +140,7 @@ def nests(
     for loops in _INNERMOST:
         begin, end = end, end + loops
         np.cumsum(out[:, begin:end], axis=1, out=out[:, begin + _LOOPS : end + _LOOPS])
-    return out
+    return np.clip(out, -_LARGEST, _LARGEST)
 
 
 def task_row(workload_key: str, platform: int | None) -> Floats:
@@ -150,8 +191,26 @@ class _Skeleton:
     constants: Floats
 
 
-def _tables(primitives: Sequence[Primitive]) -> tuple[Floats, npt.NDArray[np.int32], list[Primitive]]:
-    """Return the sizes and the number of the skeleton of each primitive, both behind a row for none, and the skeletons."""
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What the distinct primitives of a request are.
+
+    Parameters
+    ----------
+    sizes : ndarray of float32, shape (1 + primitives, SIZES)
+        Their logarithms, behind a row of zeros for no primitive.
+    skeleton_of : ndarray of int32, shape (1 + primitives,)
+        Number of the skeleton of each, -1 for no primitive.
+    skeletons : list of (Primitive, bytes)
+        Without sizes, and the text that tells one from others.
+    """
+
+    sizes: Floats
+    skeleton_of: npt.NDArray[np.int32]
+    skeletons: list[tuple[Primitive, bytes]]
+
+
+def _tables(primitives: Sequence[Primitive]) -> _Tables:
     sizes = np.zeros((1 + len(primitives), SIZES), dtype=np.float32)
     skeleton_of = np.full(1 + len(primitives), -1, dtype=np.int32)
     numbers: dict[Primitive, int] = {}
@@ -161,20 +220,54 @@ def _tables(primitives: Sequence[Primitive]) -> tuple[Floats, npt.NDArray[np.int
             sizes[place, : len(logs)] = logs
         skeleton_of[place] = numbers.setdefault(skeleton, len(numbers))
     sizes /= _SCALE
-    return sizes, skeleton_of, list(numbers)
+    return _Tables(sizes, skeleton_of, [(skeleton, repr(tuple(skeleton)).encode()) for skeleton in numbers])
+
+
+class _Skeletons:
+    """Replayed skeletons, by a digest, so that what is kept does not grow with what is asked; the oldest go first. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: dict[bytes, _Skeleton] = {}
+        self._lock = Lock()
+
+    def get(self, primitives: Sequence[tuple[Primitive, bytes]]) -> _Skeleton:
+        """Return what a skeleton makes of sizes, given its primitives and their texts."""
+        key = hashlib.blake2b(b"\0".join(text for _, text in primitives), digest_size=16).digest()
+        found = self._kept.get(key)
+        if found is None:
+            found = _replayed([primitive for primitive, _ in primitives])
+            with self._lock:
+                while len(self._kept) >= self._most:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[key] = found
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+
+
+_SKELETONS = _Skeletons(_KEPT_SKELETONS)
+
+#: What a primitive with a list longer than any loop nest is replayed as: nothing.
+_NOTHING = Primitive("?", ())
 
 
 def _separate(primitive: Primitive) -> tuple[Primitive, list[float] | None]:
     """Return a primitive without its sizes, and their logarithms."""
+    if any(isinstance(argument, tuple) and len(argument) > MOST_LOOPS for argument in primitive.args):
+        return _NOTHING, None
     if primitive.kind == "SP":
         stage, loop, extent, factors, inner = primitive.args
         assert isinstance(extent, int), "read_primitive checks it"
         assert isinstance(factors, tuple), "read_primitive checks it"
-        if len(factors) > FACTORS:
-            factors = (*factors[: FACTORS - 1], math.prod(factors[FACTORS - 1 :]))
         inside = math.prod(max(factor, 1) for factor in factors)
         logs = [_log(-(-extent // inside)), *map(_log, factors)]
-        return Primitive("SP", (stage, loop, 0, (0,) * len(factors), inner)), logs
+        # Of more factors than a skeleton tells apart, the last holds the rest.
+        logs[FACTORS:] = [sum(logs[FACTORS:])] if len(factors) >= FACTORS else []
+        return Primitive("SP", (stage, loop, 0, (0,) * min(len(factors), FACTORS), inner)), logs
     if primitive.kind == "PR":
         stage, loop, pragma = primitive.args
         name, _, value = str(pragma).partition("$")
@@ -201,8 +294,7 @@ def _groups(
     return first, np.split(order, ends[:-1])
 
 
-@lru_cache(maxsize=_KEPT_SKELETONS)
-def _replayed(primitives: tuple[Primitive, ...]) -> _Skeleton:
+def _replayed(primitives: Sequence[Primitive]) -> _Skeleton:
     stages = replay(primitives)
     live = [stage for stage in stages if stage.loops and not stage.inlined]
     numbered = sorted(enumerate(live), key=lambda pair: (-len(pair[1].loops), -pair[0]))

@@ -22,7 +22,7 @@ SIZES = 6
 FACTORS = 4
 UNROLL = SIZES - 1
 
-#: A stage has no more loops; TVM's own have at most some thirty.
+#: A stage has no more loops, a program no more stages, a list of loops no more entries; TVM's own have at most some thirty.
 MOST_LOOPS = 64
 
 #: spatial, reduction (by the number of factors in Ansor's multi-level tiling), fused, unknown
@@ -125,25 +125,46 @@ class _State:
         self.axes += 1
         return self.axes
 
-    def insert(self, number: int) -> None:
+    def insert(self, number: int) -> Stage | None:
         """Add a stage; those from that number on move up."""
-        if self.stage(number - 1) is not None or number == 0:
-            self.stages.insert(number, Stage())
+        if number < 0 or len(self.stages) >= MOST_LOOPS or (number and self.stage(number - 1) is None):
+            return None
+        self.stages.insert(number, Stage())
+        return self.stages[number]
 
-    def replace(self, loops: list[Loop], at: int, parts: Sequence[Sizes], kind: Kind) -> None:
+    def replace(
+        self, stage: int, loops: list[Loop], at: int, parts: Sequence[tuple[int, Sizes]], kind: Kind
+    ) -> None:
+        """Split a loop into parts, outermost first, of which each has a tile level."""
+        if len(loops) + len(parts) - 1 > MOST_LOOPS:
+            return
         axis = self.new_axis()
-        loops[at : at + 1] = [Loop(sizes, kind, level, axis) for level, sizes in enumerate(parts)]
+        loops[at : at + 1] = [Loop(sizes, kind, level, axis) for level, sizes in parts]
+        self.move(stage, lambda loop: loop + len(parts) - 1 if loop >= at else loop)
+
+    def move(self, stage: int, moved: Callable[[int], int]) -> None:
+        """Tell the stages that are computed at a loop of this one where that loop is now."""
+        target = self.stages[stage]
+        for other in self.stages:
+            if other.attached is not None and other.attached[0] is target:
+                other.attached = target, moved(other.attached[1])
 
 
-def _split(state: _State, place: int, stage: int, loop: int, extent: int, factors: Sizes, *_: int) -> None:
+def _split(
+    state: _State, place: int, stage: int, loop: int, extent: int, factors: Sizes, inner_to_outer: int
+) -> None:
     loops = state.loops(stage, loop)
     if loops is None:
         return
     first = place * SIZES
     parts: list[Sizes] = [(first + n,) for n in range(1 + min(len(factors), FACTORS))]
     state.splits[place] = parts
+    # What the factors leave is outside of them, or inside.
+    ordered = (
+        list(enumerate(parts)) if inner_to_outer else [*enumerate(parts[1:]), (len(parts) - 1, parts[0])]
+    )
     # Ansor tiles spatial loops at four levels on CPUs and five on GPUs, reductions at two and three.
-    state.replace(loops, loop, parts, "S" if len(factors) >= 3 else "R")
+    state.replace(stage, loops, loop, ordered, "S" if len(factors) >= 3 else "R")
 
 
 def _follow_split(state: _State, place: int, stage: int, loop: int, source: int, parts: int) -> None:
@@ -153,7 +174,7 @@ def _follow_split(state: _State, place: int, stage: int, loop: int, source: int,
     followed = state.splits.get(source, [()])
     kept = followed[: max(parts, 1)]
     rest = tuple(size for part in followed[len(kept) :] for size in part)
-    state.replace(loops, loop, [*kept, rest], "S")
+    state.replace(stage, loops, loop, list(enumerate([*kept, rest])), "S")
 
 
 def _follow_fused_split(
@@ -165,7 +186,7 @@ def _follow_fused_split(
     followed = [state.splits[source] for source in sources if source in state.splits]
     part = tuple(s for parts in followed if 0 <= level + 1 < len(parts) for s in parts[level + 1])
     rest = tuple(size for size in loops[loop].sizes if size not in part)
-    state.replace(loops, loop, [rest, part] if is_factor else [part, rest], "F")
+    state.replace(stage, loops, loop, list(enumerate([rest, part] if is_factor else [part, rest])), "F")
 
 
 def _reorder(state: _State, place: int, stage: int, order: Sizes) -> None:
@@ -182,6 +203,7 @@ def _fuse(state: _State, place: int, stage: int, fused: Sizes) -> None:
     inner = loops[first:last]
     if inner:
         loops[first:last] = [Loop(sizes_of(inner), "F", min(len(inner), 9), inner[0].axis)]
+        state.move(stage, lambda at: min(at, max(first, at - len(inner) + 1)))
 
 
 def _annotate(state: _State, place: int, stage: int, loop: int, annotation: int) -> None:
@@ -198,7 +220,7 @@ def _pragma(state: _State, place: int, stage: int, loop: int, pragma: str) -> No
 
 def _compute_at(state: _State, place: int, stage: int, target: int, loop: int) -> None:
     found, outer = state.stage(stage), state.stage(target)
-    if found is not None and outer is not None:
+    if found is not None and outer is not None and 0 <= loop < MOST_LOOPS:
         found.inlined, found.attached = False, (outer, loop)
 
 
@@ -215,11 +237,26 @@ def _compute_root(state: _State, place: int, stage: int) -> None:
 
 
 def _cache_read(state: _State, place: int, stage: int, *_: object) -> None:
-    state.insert(stage + 1)
+    if stage >= 0:
+        state.insert(stage + 1)
 
 
 def _cache_write(state: _State, place: int, stage: int, *_: object) -> None:
     state.insert(stage)  # the cache comes first, and what the stage was follows it
+
+
+def _rfactor(state: _State, place: int, stage: int, loop: int, factor: int) -> None:
+    """A stage before this one computes the parts, with the loop as an axis of its own; this one adds them up."""
+    loops = state.loops(stage, loop)
+    if loops is None or not 0 <= factor < len(loops):
+        return
+    added = state.insert(stage)
+    if added is None:
+        return
+    others = loops[:loop] + loops[loop + 1 :]
+    added.loops = [*others[:factor], loops[loop], *others[factor:]]
+    # Spatial loops stand before the factor's place, what is left of the reduction behind it.
+    loops[:] = [Loop(o.sizes, o.kind, o.level, o.axis) for o in (*others[:factor], loops[loop])]
 
 
 _STEPS: dict[str, Callable[..., None]] = {
@@ -235,5 +272,5 @@ _STEPS: dict[str, Callable[..., None]] = {
     "CR": _compute_root,
     "CHR": _cache_read,
     "CHW": _cache_write,
-    "RF": _cache_write,
+    "RF": _rfactor,
 }

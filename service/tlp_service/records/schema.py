@@ -38,6 +38,10 @@ SCHEMA = pa.schema(
 REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
 
 
+#: Primitives whose text is kept.
+_MOST_TEXTS = 1 << 18
+
+
 class Texts:
     """The JSON text of primitives, made once for each object: those of one `RecordParser` are few."""
 
@@ -55,6 +59,9 @@ class Texts:
         return f"[{texts}]"
 
     def _learn(self, primitive: Primitive) -> str:
+        if len(self._kept) >= _MOST_TEXTS:
+            self._known.clear()
+            self._kept.clear()
         text = self._known[id(primitive)] = json.dumps(primitive.to_json(), separators=(",", ":"))
         self._kept.append(primitive)
         return text

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.tasks import target_names
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion
 from tlp_service.features import base
@@ -48,7 +49,7 @@ def probe_inputs(network: OnnxNetwork, candidates: int, rows: int = 256) -> Inpu
     """Return candidates that are made up, to measure the speed of a network with."""
     random = np.random.default_rng(0)
     if network.nest_width:
-        nests = random.random((candidates, network.nest_width), dtype=np.float32)
+        nests = random.random((candidates, network.nest_width)).astype(np.float16)
         return Inputs(np.ones((1, network.row_width), dtype=np.float32), NestPlan(nests))
     lengths = random.integers(network.steps // 3, network.steps, candidates)
     plan = Plan.of(random.integers(0, rows, int(lengths.sum())), lengths, network.steps)
@@ -89,9 +90,19 @@ def check_features(network: Network, loaded: OnnxNetwork) -> None:
 
 
 def _base(network: Network, request: PredictRequest) -> Inputs:
-    known = network.platforms.index(request.platform) if request.platform in network.platforms else None
+    # As `choose_network` reads them: what is stated first, the target's names second.
+    stated = (request.platform,) if request.platform is not None else target_names(request.target)
+    known = next((network.platforms.index(name) for name in stated if name in network.platforms), None)
     row = base.task_row(request.workload_key, known)
-    return Inputs(row[None], NestPlan(base.nests(request.primitives, request.indices, request.lengths)))
+    too_long = request.lengths > base.MOST_STEPS
+    errors = {
+        position: f": {request.lengths[position]} primitives are more than the {base.MOST_STEPS} that a candidate may have"
+        for position in np.flatnonzero(too_long).tolist()
+    }
+    indices, lengths = request.indices, request.lengths
+    if errors:
+        indices, lengths = indices[~np.repeat(too_long, lengths)], np.where(too_long, 0, lengths)
+    return Inputs(row[None], NestPlan(base.nests(request.primitives, indices, lengths)), errors)
 
 
 def _published(network: Network, request: PredictRequest) -> Inputs:

@@ -98,7 +98,11 @@ class OnnxNetwork:
             raise BadVersion(f"{path}: the width of its rows is not fixed")
         self.row_width = int(shapes["rows"][1])
         #: Numbers of a nest; 0 for a network that reads rows.
-        self.nest_width = int(shapes["nests"][1]) if self._values == "nests" else 0
+        self.nest_width = 0
+        if self._values == "nests":
+            if not isinstance(shapes["nests"][1], int):
+                raise BadVersion(f"{path}: the width of its nests is not fixed")
+            self.nest_width = int(shapes["nests"][1])
         self._no_values = np.empty((0, self.nest_width or 1), dtype=np.float32)
         self._no_rows = np.empty((0, self.row_width), dtype=np.float32)
         #: Bytes of one encoded row.

@@ -98,11 +98,11 @@ class NestPlan:
 
     Parameters
     ----------
-    nests : ndarray of float32, shape (candidates, W)
+    nests : ndarray of float16, shape (candidates, W)
         See `tlp_service.features.base.nests`.
     """
 
-    nests: npt.NDArray[np.float32]
+    nests: npt.NDArray[np.float16]
 
     @property
     def candidates(self) -> int:
@@ -121,7 +121,7 @@ class NestPlan:
 
     def run(self, first: int, count: int) -> Run:
         """Return the run that scores the next `count` candidates from number `first`."""
-        nests = self.nests[first : first + count]
+        nests = self.nests[first : first + count].astype(np.float32)
         positions = np.zeros((len(nests), 1), dtype=np.int64)
         return Run(np.arange(first, first + len(nests)), positions, nests)
 

@@ -80,7 +80,8 @@ class Progress:
     def end_epoch(self, ranking: Ranking) -> None:
         """Count an epoch, and keep its weights if they rank best so far."""
         self.epoch += 1
-        if self.best is None or ranking.quality > self.best.ranking.quality:
+        # Without tasks to judge by, the last epoch is kept.
+        if self.best is None or not ranking.quality <= self.best.ranking.quality:
             weights = {name: tensor.detach().clone() for name, tensor in self.judged().state_dict().items()}
             self.best = Best(self.epoch, ranking, weights)
 
@@ -103,15 +104,18 @@ class Checkpoint:
         Replaced as a whole each time.
     settings : object
         Dataclass of the training's settings; those of a run that goes on must be the same.
+    identity : str
+        Of what it began with, which must be the same, too.
     """
 
-    def __init__(self, path: Path, settings: Any) -> None:
+    def __init__(self, path: Path, settings: Any, identity: str) -> None:
         self._path = path
         self._settings = json.dumps(dataclasses.asdict(settings))
+        self._identity = identity
 
     def save(self, progress: Progress) -> None:
         """Write the progress aside, then rename."""
-        tensors = {"random": torch.get_rng_state()}
+        tensors: dict[str, Tensor] = {}
         for name, module in progress.modules().items():
             tensors |= {f"{name}/{key}": tensor for key, tensor in module.state_dict().items()}
         for number, state in progress.optimizer.state_dict()["state"].items():
@@ -121,6 +125,7 @@ class Checkpoint:
         tensors |= {f"best/{key}": tensor for key, tensor in best.weights.items()}
         metadata = {
             "settings": self._settings,
+            "identity": self._identity,
             "epoch": str(progress.epoch),
             "steps": str(progress.steps),
             "draws": json.dumps(progress.random.bit_generator.state),
@@ -146,6 +151,10 @@ class Checkpoint:
             with safe_open(self._path, "pt") as file:
                 metadata = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if metadata["identity"] != self._identity:
+                raise BadVersion(
+                    f"{self._path} is of a training on other records, or from other weights: remove it"
+                )
             if metadata["settings"] != self._settings:
                 raise BadVersion(
                     f"{self._path} is of a training with other settings: remove it, or repeat them"
@@ -162,7 +171,6 @@ class Checkpoint:
             progress.best = Best(best["epoch"], Ranking(**best["ranking"]), _below(tensors, "best"))
             progress.epoch, progress.steps = int(metadata["epoch"]), int(metadata["steps"])
             progress.random.bit_generator.state = json.loads(metadata["draws"])
-            torch.set_rng_state(tensors["random"])
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise BadVersion(f"{self._path}: cannot go on from this checkpoint: {error}") from None
         return True

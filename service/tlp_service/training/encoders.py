@@ -104,5 +104,4 @@ class BaseEncoder(Encoder):
         """Return the task's row for each candidate, and their nests."""
         used, local = np.unique(indices, return_inverse=True)
         nests = base.nests([self._primitives[n] for n in used], local, lengths)
-        # Half precision holds the logarithms to three digits, and halves what a set takes.
-        return np.full((len(lengths), 1), task, dtype=np.int32), nests.astype(np.float16)
+        return np.full((len(lengths), 1), task, dtype=np.int32), nests

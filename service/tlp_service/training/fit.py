@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 import time
@@ -154,11 +155,15 @@ def fit(
     table = torch.from_numpy(train.table).to(device)
     steps_an_epoch = sum(1 for _ in _batches(train, settings, copy.deepcopy(random)))
     progress = Progress(network, optimizer, random, settings.average)
-    saved = Checkpoint(checkpoint, settings) if checkpoint is not None else None
+    saved = None
+    if checkpoint is not None:
+        saved = Checkpoint(checkpoint, settings, _identity(network, train, validation))
     if saved is not None and saved.load(progress):
         log.info("%s: goes on after epoch %d of %s", label, progress.epoch, checkpoint)
     while progress.epoch < settings.epochs and not progress.is_stuck(settings.patience):
         started = time.monotonic()
+        # So that an epoch draws the same after an interruption, and each process its own.
+        torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
         loss = _run_epoch(progress, table, train, settings, steps_an_epoch, label)
         ranking = rank_set(progress.judged(), validation, device, JUDGED_CANDIDATES)
         progress.end_epoch(ranking)
@@ -178,6 +183,17 @@ def fit(
     assert best is not None, "one epoch at least"
     network.load_state_dict(best.weights)
     return Fit(network.eval(), best.epoch, best.ranking)
+
+
+def _identity(network: AnyNetwork, train: TrainingSet, validation: TrainingSet) -> str:
+    """Return a digest of what a training begins with: weights and records."""
+    digest = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+    for part in (train, validation):
+        for task in part.tasks:
+            digest.update(repr((task.platform, task.workload)).encode() + task.costs.tobytes())
+    return digest.hexdigest()
 
 
 def _optimizer(network: AnyNetwork, settings: FitSettings) -> torch.optim.Optimizer:
@@ -222,6 +238,8 @@ def _run_epoch(
         # Each member learns on its own: what makes their mean better than each is that they differ.
         scores = network.member_scores(rows, positions, values)
         loss = loss_of(scores.reshape(-1, labels.shape[1]), labels.repeat(len(scores), 1))
+        if settings.loss == "rank":
+            loss = loss * world_size()  # a sum over the lists, of which this process has a part
         # An inf would stay out of sight: clipped, its gradients are zeros.
         if not torch.isfinite(loss):
             raise TrainingDiverged(f"{title}: the loss is {loss.item()}")
@@ -254,9 +272,10 @@ def _without_platforms(
         return table
     drawn = torch.rand(shape[0], device=table.device) < settings.unknown_platforms
     lists = positions.view(shape[0], -1)
-    rows = table[lists[drawn, 0]]
+    used, number = torch.unique(lists[drawn], return_inverse=True)
+    rows = table[used]
     rows[:, base.platform_column(0) :] = 0.0
-    lists[drawn] = len(table) + torch.arange(len(rows), device=table.device)[:, None]
+    lists[drawn] = len(table) + number
     return torch.cat([table, rows])
 
 

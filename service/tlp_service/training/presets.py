@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tlp_client.tasks import PlatformKind
-from tlp_service.errors import BadSettings
+from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
@@ -106,13 +106,18 @@ class Base(Preset):
     ) -> AnyNetwork:
         """Return a network; platforms that its source lacks begin as the one of its platforms that ranks their records best."""
         torch.manual_seed(settings.seed)
-        architecture = source[0].architecture if source is not None else self.architecture
-        network = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **architecture)
         if source is None:
+            network = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **self.architecture)
+            with torch.no_grad():  # one that is not trained on is as one that is not known
+                network.task_in.weight[:, base.platform_column(0) :] = 0.0
             nests = np.concatenate([task.values[:_NORMALISED_CANDIDATES] for task in train.tasks])
             network.normalise(torch.from_numpy(nests.astype(np.float32)))
             return network
-        network.load_state_dict(read_weights(source[1]))
+        try:
+            network = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **source[0].architecture)
+            network.load_state_dict(read_weights(source[1]))
+        except (TypeError, RuntimeError) as error:
+            raise BadVersion(f"{source[1]}: not a network of this form: {error}") from None
         known = source[0].platforms
         for platform in train.numbered[len(known) :]:
             _adopt(network, train, platform, known)

@@ -135,6 +135,7 @@ def train(command: TrainCommand) -> Path:
     _log_report(report)
     if not sets:
         raise BadRecords("no task with two or more valid records; " + _counts(report))
+    _check_sets(command, sets, sources)
     # Split all before any is trained: a kind with too few workloads must not cost what another has learned.
     splits = {kind: _split(kind, whole, command) for kind, whole in sets.items()}
     with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
@@ -183,6 +184,21 @@ def _check(command: TrainCommand) -> None:
             raise BadSettings(f"{option} {folder}: {error.strerror}") from None
 
 
+def _check_sets(
+    command: TrainCommand,
+    sets: dict[PlatformKind, TrainingSet],
+    sources: dict[PlatformKind, tuple[Network, Path]],
+) -> None:
+    found = {platform for whole in sets.values() for platform in whole.platforms}
+    if unknown := sorted(set(command.share) - found):
+        raise BadSettings(f"--share: no records of {', '.join(unknown)}")
+    if command.source is not None and (lacking := sorted(set(sets) - set(sources))):
+        raise BadSettings(
+            f"--from {command.source}: it has no network for {lacking[0]}, of which there are records; "
+            f"leave them out with --kinds {' '.join(sorted(sources))}"
+        )
+
+
 def _sources(command: TrainCommand) -> dict[PlatformKind, tuple[Network, Path]]:
     """Return the networks of the version to begin from, and their files."""
     if command.source is None:
@@ -210,8 +226,9 @@ def _records(command: TrainCommand, report: ImportReport) -> Iterator[tuple[str,
         found = read_records(log_files(command.records), platform_of, report)
     else:
         wanted = command.platform.split(",") if command.platform else store.platforms
-        if unknown := sorted(set(wanted) - set(store.platforms)):
-            raise BadSettings(f"--platform: the store has no records of {', '.join(unknown)}")
+        for option, names in (("platform", wanted), ("without", command.without), ("share", command.share)):
+            if unknown := sorted(set(names) - set(store.platforms)):
+                raise BadSettings(f"--{option}: the store has no records of {', '.join(unknown)}")
         used = [name for name in wanted if name not in command.without]
         found = valid_records(stored_records(store, used), report)
     return (pair for pair in found if pair[0] not in command.without)
