@@ -29,6 +29,7 @@ class Best:
 
     epoch: int
     ranking: Ranking
+    quality: float
     weights: dict[str, Tensor]
 
 
@@ -77,13 +78,13 @@ class Progress:
         """Return the network that is judged and kept."""
         return self._averaged if self._averaged is not None else self.network
 
-    def end_epoch(self, ranking: Ranking) -> None:
-        """Count an epoch, and keep its weights if they rank best so far."""
+    def end_epoch(self, ranking: Ranking, quality: float) -> None:
+        """Count an epoch, and keep its weights if their quality is the best so far."""
         self.epoch += 1
         # Without tasks to judge by, the last epoch is kept.
-        if self.best is None or not ranking.quality <= self.best.ranking.quality:
+        if self.best is None or not quality <= self.best.quality:
             weights = {name: tensor.detach().clone() for name, tensor in self.judged().state_dict().items()}
-            self.best = Best(self.epoch, ranking, weights)
+            self.best = Best(self.epoch, ranking, quality, weights)
 
     def is_stuck(self, patience: int) -> bool:
         """Return whether so many epochs have brought nothing better."""
@@ -129,7 +130,13 @@ class Checkpoint:
             "epoch": str(progress.epoch),
             "steps": str(progress.steps),
             "draws": json.dumps(progress.random.bit_generator.state),
-            "best": json.dumps({"epoch": best.epoch, "ranking": dataclasses.asdict(best.ranking)}),
+            "best": json.dumps(
+                {
+                    "epoch": best.epoch,
+                    "ranking": dataclasses.asdict(best.ranking),
+                    "quality": best.quality,
+                }
+            ),
         }
         aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         save_file(
@@ -168,7 +175,9 @@ class Checkpoint:
                 state["state"].setdefault(int(number), {})[key] = tensor
             progress.optimizer.load_state_dict(state)
             best = json.loads(metadata["best"])
-            progress.best = Best(best["epoch"], Ranking(**best["ranking"]), _below(tensors, "best"))
+            progress.best = Best(
+                best["epoch"], Ranking(**best["ranking"]), best["quality"], _below(tensors, "best")
+            )
             progress.epoch, progress.steps = int(metadata["epoch"]), int(metadata["steps"])
             progress.random.bit_generator.state = json.loads(metadata["draws"])
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:

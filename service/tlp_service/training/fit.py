@@ -69,6 +69,8 @@ class FitSettings:
         Of the learning rate; one-cycle (Smith 2018) also decouples the weight decay (AdamW).
     average : float
         Factor of the exponential moving average of the weights that is judged and kept; 0 for the weights themselves.
+    judge : {"quality", "pairs"}
+        By which figure of the validation tasks an epoch is judged: the mean of top-1, top-5 and pairs, or pairs alone, which swings least.
     patience : int
         Epochs without a better validation ranking before training stops.
     max_number : float
@@ -90,6 +92,7 @@ class FitSettings:
     gradient_norm: float = 0.5
     schedule: Literal["constant", "one-cycle"] = "constant"
     average: float = 0.0
+    judge: Literal["quality", "pairs"] = "quality"
     patience: int = 5
     max_number: float = math.inf
     max_candidates: int = 0
@@ -166,7 +169,7 @@ def fit(
         torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
         loss = _run_epoch(progress, table, train, settings, steps_an_epoch, label)
         ranking = rank_set(progress.judged(), validation, device, JUDGED_CANDIDATES)
-        progress.end_epoch(ranking)
+        progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
         if saved is not None and rank() == 0:
             saved.save(progress)
         log.info(

@@ -91,6 +91,7 @@ class Base(Preset):
         gradient_norm=1.0,
         schedule="one-cycle",
         average=0.99,
+        judge="pairs",
         patience=1000,
         max_candidates=64,
         unknown_platforms=0.1,
