@@ -42,10 +42,9 @@ def small_task():
 
 
 @pytest.fixture(scope="session")
-def cuda_task():
-    """A CUDA task. Sketches, sampling and evolution run without a GPU where the hardware is stated."""
-    function, arguments = OPERATORS["matmul 256x256x256 + relu"]
-    hardware = auto_scheduler.HardwareParams(
+def cuda_hardware():
+    """What TVM would ask a GPU for. Sketches, sampling and evolution run without one where it is stated."""
+    return auto_scheduler.HardwareParams(
         num_cores=-1,
         vector_unit_bytes=16,
         cache_line_bytes=64,
@@ -55,8 +54,15 @@ def cuda_task():
         max_vthread_extent=8,
         warp_size=32,
     )
+
+
+@pytest.fixture(scope="session")
+def cuda_task(cuda_hardware):
+    function, arguments = OPERATORS["matmul 256x256x256 + relu"]
     target = "cuda -arch=sm_80"
-    return auto_scheduler.SearchTask(func=function, args=arguments, target=target, hardware_params=hardware)
+    return auto_scheduler.SearchTask(
+        func=function, args=arguments, target=target, hardware_params=cuda_hardware
+    )
 
 
 def sample(task, count, seed=1):
