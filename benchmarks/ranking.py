@@ -157,7 +157,7 @@ def show_platforms(found):
     )
 
 
-def folds(store, folder, seeds, platform="epyc-9004-2c"):
+def folds(store, folder, seeds, others, platform="epyc-9004-2c"):
     """Rank the measured tasks of each fold by models that never saw them; return model -> seed -> task figures."""
     import xgboost
 
@@ -179,10 +179,10 @@ def folds(store, folder, seeds, platform="epyc-9004-2c"):
             train = {n: tasks_where(s, lambda task: task.workload not in held) for n, s in sets.items()}  # noqa: B023
             measured = {n: tasks_where(s, lambda task: task.platform == platform) for n, s in train.items()}
             none = tasks_where(sets["base"], lambda task: False)
-            for name, records in (
-                ("base", measured["base"]),
-                ("base, other CPUs' records too", train["base"]),
-            ):
+            ways = {"base": measured["base"]}
+            if others:
+                ways["base, other CPUs' records too"] = train["base"]
+            for name, records in ways.items():
                 score, _ = train_network("base", records, none, seed, epochs=FOLD_EPOCHS)
                 found[name].setdefault(seed, []).extend(rank(score, test["base"]))
             changes = PUBLISHED_FIT | {"epochs": 12}
@@ -342,6 +342,9 @@ def main():
     parser.add_argument(
         "--measured", type=Path, help="folder of the records measured for this project (folds)"
     )
+    parser.add_argument(
+        "--others", action="store_true", help="train base on other CPUs' records, too (folds)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", default=["cpu", "gpu"])
     parser.add_argument("--epochs", type=int, help="of base, instead of its own")
@@ -354,7 +357,7 @@ def main():
     if arguments.study == "platforms":
         found = platforms(store, arguments.seeds, arguments.kinds)
     elif arguments.study == "folds":
-        found = folds(store, arguments.measured, arguments.seeds)
+        found = folds(store, arguments.measured, arguments.seeds, arguments.others)
     else:
         found = few(store, arguments.seeds, {kind: TARGETS[kind] for kind in arguments.kinds})
     if arguments.out:

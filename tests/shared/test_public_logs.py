@@ -5,13 +5,17 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tlp_client.logs import LogReader
 from tlp_client.records import Record, RecordParser, read_record
 from tlp_client.tasks import platform_kind
+from tlp_client.wire.predict import PredictRequest, index_primitives
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features.published import PUBLISHED
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.settings import shipped_model
 from tlp_service.training.dataset import ImportReport, build_sets, read_records
 from tlp_service.training.encoders import PublishedEncoder
 
@@ -48,6 +52,22 @@ def test_each_record_has_rows_of_its_platform_kind(sample_lines):
         unknown.update(str(error) for error in errors.values())
     # The published vocabularies lack a few unroll values that these logs hold; they are named, never guessed.
     assert all("auto_unroll_max_step$" in message for message in unknown)
+
+
+def test_base_scores_records_of_every_source(sample_lines):
+    scorer, scored = Scorer(shipped_model()), 0
+    for line in sample_lines:
+        document = json.loads(line)
+        if "r" not in document or "i" not in document:
+            continue
+        record = read_record(document)
+        primitives, indices, lengths = index_primitives([record.primitives])
+        request = PredictRequest(
+            record.task.workload_key, record.task.target, None, None, False, primitives, indices, lengths
+        )
+        assert np.isfinite(scorer.score(request).scores).all()
+        scored += 1
+    assert scored > 300
 
 
 @pytest.mark.parametrize(
