@@ -19,6 +19,8 @@ from tlp_client.ansor import TLPRemoteModel
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.connection import Connection
 
+#: of the model that tests share
+PLATFORM = "epyc-9004-2c"
 CPU_TARGET = "llvm -mcpu=core-avx2 -num-cores 2"
 
 
@@ -82,7 +84,7 @@ def states(task):
 @pytest.fixture
 def remote(server):
     """A model of the running server."""
-    model = TLPRemoteModel(server.url, platform="epyc-9004-2c", worker="test")
+    model = TLPRemoteModel(server.url, platform=PLATFORM, worker="test")
     yield model
     model.outbox.close()
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import ROOT, model_over, sample
+from conftest import PLATFORM, ROOT, model_over, sample
 from serving import start
 from tvm import auto_scheduler
 
@@ -30,7 +30,8 @@ def test_one_score_a_state_in_order_as_the_service_gives_them(remote, server, ta
     assert_scores(scores, len(states))
     lines = serialize_states(task, states)
     nested = [steps(line) for line in lines]
-    request = {"format": 1, "task": {"workload_key": "[]", "target": str(task.target)}, "candidates": nested}
+    named = {"workload_key": task.workload_key, "target": str(task.target), "platform": PLATFORM}
+    request = {"format": 1, "task": named, "candidates": nested}
     assert scores == server.post("/v1/predict", request)[1]["scores"]
     assert len(set(scores)) > len(states) / 2  # spread, so that the search can choose
     assert (remote.counts.predicts, remote.counts.candidates, remote.counts.fallbacks) == (1, 512, 0)
@@ -39,7 +40,7 @@ def test_one_score_a_state_in_order_as_the_service_gives_them(remote, server, ta
 def test_a_state_has_the_same_score_alone_and_in_company(remote, server, task, states):
     together = remote.predict(task, states[:40])
     # each by a model that knows no scores yet
-    alone = [TLPRemoteModel(server.url).predict(task, [state])[0] for state in states[:40]]
+    alone = [TLPRemoteModel(server.url, PLATFORM).predict(task, [state])[0] for state in states[:40]]
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
@@ -291,12 +292,10 @@ class Corrupting:
 
 
 @pytest.mark.parametrize("bad", [0, 100, 511])
-def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(
-    server, remote, task, states, bad
-):
+def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(server, task, states, bad):
     model = model_over(Corrupting(server.url, bad))
     scores = model.predict(task, states)
-    expected = remote.predict(task, states)
+    expected = TLPRemoteModel(server.url).predict(task, states)
     assert scores[bad] == 0 < min(expected)
     others = [n for n in range(512) if n != bad]
     np.testing.assert_allclose([scores[n] for n in others], [expected[n] for n in others], rtol=1e-5)
