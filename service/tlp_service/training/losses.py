@@ -83,24 +83,5 @@ def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return (weights * losses).sum() / weights.sum().clamp(min=EPSILON)
 
 
-def list_loss(scores: Tensor, labels: Tensor, sharpness: float = 4.0) -> Tensor:
-    """Return the cross-entropy of the softmax of scores against that of the sharpened log labels (ListNet, Cao et al. 2007).
-
-    It looks at the top of a list only.
-
-    Parameters
-    ----------
-    scores, labels : Tensor, shape (lists, candidates)
-        See `rank_loss`.
-    sharpness : float
-        A candidate's weight is its label to this power.
-    """
-    is_real = torch.isfinite(labels)
-    logs = torch.log(torch.where(is_real, labels, 1.0)).masked_fill(~is_real, -1e9)
-    wanted = torch.softmax(sharpness * logs, dim=-1)
-    found = torch.log_softmax(scores.masked_fill(~is_real, -1e9), dim=-1)
-    return -torch.where(is_real, wanted * found, 0.0).sum(-1).mean()
-
-
 def _differences(values: Tensor) -> Tensor:
     return values.unsqueeze(-1) - values.unsqueeze(-2)
