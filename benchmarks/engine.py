@@ -24,7 +24,7 @@ from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
-from tlp_client.wire.predict import PredictRequest, index_primitives
+from tlp_client.wire.predict import index_primitives, request_of
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.export import read_weights
 from tlp_service.models.published import PublishedNetwork
@@ -132,19 +132,10 @@ class Floor:
 class Base:
     """The same candidates by `base`: what makes its nests in Python, and its network."""
 
-    def __init__(self, records, primitives, indices, lengths, device):
+    def __init__(self, records, device):
         self._engine = start_engine(Settings(model=shipped_model("base"), device=device))
         task = records[0].task
-        self._request = PredictRequest(
-            workload_key=task.workload_key,
-            target=task.target,
-            platform=None,
-            version=None,
-            report_invalid=True,
-            primitives=primitives,
-            indices=indices,
-            lengths=lengths,
-        )
+        self._request = request_of(task, (record.primitives for record in records))
         network = self._engine.scorer.manifest.network(platform_kind(task.target))
         weights = read_weights(self._engine.scorer.folder / network.file)
         of_task = sum(w.numel() for name, w in weights.items() if name.startswith("task_"))
@@ -178,7 +169,7 @@ class Comparison:
         network.load_state_dict(read_weights(engine.scorer.folder / file))
         self._padded = Padded(network, self.table, features.positions(indices, lengths), device)
         self.floor = Floor(network, self.plan, len(self.table), device)
-        self.base = Base(records, primitives, indices, lengths, device)
+        self.base = Base(records, device)
         self._of_base = self.base.prepare().candidates
         ours, theirs = self.run_engine(), self._padded.run(32)
         self.difference = float(np.max(np.abs(ours - theirs) / np.maximum(1, np.abs(theirs))))

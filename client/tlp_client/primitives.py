@@ -83,17 +83,18 @@ def read_primitive(step: object) -> Primitive:
     return Primitive(kind, tuple(_read_argument(kind, e, a) for e, a in zip(expected, args, strict=True)))
 
 
+def is_int32(value: object) -> bool:
+    """Return whether a parsed value is an integer that TVM can read."""
+    # type() and not isinstance(): True is an int to isinstance().
+    return type(value) is int and INT_MIN <= value <= INT_MAX
+
+
 def _read_argument(kind: str, expected: tuple[str, str], arg: Any) -> Argument:
     name, type_ = expected
-    # type() and not isinstance(): True is an int to isinstance().
-    if type_ is INT and type(arg) is int and INT_MIN <= arg <= INT_MAX:
-        return arg
+    if type_ is INT and is_int32(arg):
+        return int(arg)
     if type_ is TEXT and is_text(arg):
         return str(arg)
-    if (
-        type_ is INTS
-        and type(arg) in (list, tuple)
-        and all(type(a) is int and INT_MIN <= a <= INT_MAX for a in arg)
-    ):
+    if type_ is INTS and type(arg) in (list, tuple) and all(map(is_int32, arg)):
         return tuple(arg)
     raise InvalidPrimitive(f"argument '{name}' of {kind} is {type_} in 32 bits, not {shown(arg)}")

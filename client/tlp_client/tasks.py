@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tlp_client.errors import InvalidRecord, is_text
-from tlp_client.primitives import INT_MAX, INT_MIN
+from tlp_client.primitives import is_int32
 
 PlatformKind = Literal["cpu", "gpu"]
 
@@ -93,7 +93,7 @@ def read_task(array: object) -> Task:
     if not is_text(target) or not target.strip() or len(target) > LONGEST_TARGET:
         raise InvalidRecord(f"task[1], the target, is a string of 1 to {LONGEST_TARGET} characters")
     if hardware is not None:
-        if type(hardware) is not list or len(hardware) != 8 or not all(map(_is_int, hardware)):
+        if type(hardware) is not list or len(hardware) != 8 or not all(map(is_int32, hardware)):
             raise InvalidRecord("task[2], the hardware parameters, are 8 integers in 32 bits")
         hardware = tuple(hardware)
     if host is not None and not is_text(host):
@@ -107,10 +107,6 @@ def read_task(array: object) -> Task:
     if len(array) > 2 and any(f is None for f in fields[2 : len(array)]):
         raise InvalidRecord("no element of the task is null")
     return Task(workload_key, target, hardware, host, layout, names)
-
-
-def _is_int(value: object) -> bool:
-    return type(value) is int and INT_MIN <= value <= INT_MAX
 
 
 @lru_cache(maxsize=65536)

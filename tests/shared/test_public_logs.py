@@ -11,7 +11,7 @@ import pytest
 from tlp_client.logs import LogReader
 from tlp_client.records import Record, RecordParser, read_record
 from tlp_client.tasks import platform_kind
-from tlp_client.wire.predict import PredictRequest, index_primitives
+from tlp_client.wire.predict import request_of
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features.published import PUBLISHED
 from tlp_service.scoring.scorer import Scorer
@@ -61,11 +61,7 @@ def test_base_scores_records_of_every_source(sample_lines):
         if "r" not in document or "i" not in document:
             continue
         record = read_record(document)
-        primitives, indices, lengths = index_primitives([record.primitives])
-        request = PredictRequest(
-            record.task.workload_key, record.task.target, None, None, False, primitives, indices, lengths
-        )
-        assert np.isfinite(scorer.score(request).scores).all()
+        assert np.isfinite(scorer.score(request_of(record.task, [record.primitives])).scores).all()
         scored += 1
     assert scored > 300
 

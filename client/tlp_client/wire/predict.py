@@ -82,6 +82,26 @@ def index_primitives(
     return list(known), *_flatten(indexed)
 
 
+def request_of(
+    task: Task,
+    candidates: Iterable[Sequence[Primitive]],
+    platform: str | None = None,
+    version: str | None = None,
+) -> PredictRequest:
+    """Return the request that asks for the scores of a task's candidates, each invalid one with an error of its own."""
+    primitives, indices, lengths = index_primitives(candidates)
+    return PredictRequest(
+        workload_key=task.workload_key,
+        target=task.target,
+        platform=platform,
+        version=version,
+        report_invalid=True,
+        primitives=primitives,
+        indices=indices,
+        lengths=lengths,
+    )
+
+
 def encode_predict(
     task: Task,
     primitives: Sequence[str],

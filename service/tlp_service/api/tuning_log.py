@@ -10,7 +10,7 @@ from tlp_client.logs import LogReader, RefusedLine
 from tlp_client.records import Record
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
-from tlp_client.wire.predict import PredictRequest, index_primitives
+from tlp_client.wire.predict import PredictRequest, request_of
 from tlp_service.errors import BodyTooLarge, InvalidBody
 
 
@@ -65,18 +65,8 @@ def predict_requests(
     requests = []
     for task, positions in by_task.items():
         records = [r for p in positions if isinstance(r := lines.outcomes[p], Record)]
-        primitives, indices, lengths = index_primitives(record.primitives for record in records)
-        request = PredictRequest(
-            workload_key=task.workload_key,
-            target=task.target,
-            platform=platform,
-            version=version,
-            report_invalid=True,
-            primitives=primitives,
-            indices=indices,
-            lengths=lengths,
-        )
-        requests.append((request, positions))
+        candidates = (record.primitives for record in records)
+        requests.append((request_of(task, candidates, platform, version), positions))
     return requests
 
 

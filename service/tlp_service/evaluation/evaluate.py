@@ -16,7 +16,7 @@ import numpy as np
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import platform_kind
-from tlp_client.wire.predict import PredictRequest, index_primitives
+from tlp_client.wire.predict import PredictRequest, request_of
 from tlp_service.errors import ApiError
 from tlp_service.evaluation.figures import Interval, TaskFigures, figures_of, summarise
 from tlp_service.scoring.scorer import Scorer
@@ -133,17 +133,7 @@ class _Candidates:
         self.costs.setdefault(record.primitives, []).extend(record.costs)
 
     def request(self, platform: str | None) -> PredictRequest:
-        primitives, indices, lengths = index_primitives(self.costs)
-        return PredictRequest(
-            workload_key=self.task.workload_key,
-            target=self.task.target,
-            platform=platform,
-            version=None,
-            report_invalid=True,
-            primitives=primitives,
-            indices=indices,
-            lengths=lengths,
-        )
+        return request_of(self.task, self.costs, platform)
 
 
 def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evaluation) -> tuple[Any, Any]:
