@@ -122,7 +122,7 @@ def _block(
 ) -> Floats:
     """Return the numbers of candidates that begin at places of `indices`."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float32)
-    place = np.arange(int(lengths.max()))
+    place = np.arange(max(1, int(lengths.max())))
     is_real = place < lengths[:, None]
     row = np.zeros(is_real.shape, dtype=np.int32)
     row[is_real] = 1 + indices[(starts[:, None] + place)[is_real]]
@@ -285,9 +285,7 @@ def _groups(
 ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
     """Return the first candidate of each distinct row, and all candidates that have it."""
     rows = np.ascontiguousarray(skeletons)
-    keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel() if rows.shape[1] else None
-    if keys is None:
-        return np.zeros(1, dtype=np.int64), [np.arange(len(rows))]
+    keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(group, kind="stable")
     ends = np.cumsum(np.bincount(group))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from tlp_client.primitives import Primitive
@@ -224,16 +225,10 @@ def _compute_at(state: _State, place: int, stage: int, target: int, loop: int) -
         found.inlined, found.attached = False, (outer, loop)
 
 
-def _inline(state: _State, place: int, stage: int) -> None:
+def _detach(state: _State, place: int, stage: int, inlined: bool) -> None:
     found = state.stage(stage)
     if found is not None:
-        found.inlined, found.attached = True, None
-
-
-def _compute_root(state: _State, place: int, stage: int) -> None:
-    found = state.stage(stage)
-    if found is not None:
-        found.inlined, found.attached = False, None
+        found.inlined, found.attached = inlined, None
 
 
 def _cache_read(state: _State, place: int, stage: int, *_: object) -> None:
@@ -268,8 +263,8 @@ _STEPS: dict[str, Callable[..., None]] = {
     "AN": _annotate,
     "PR": _pragma,
     "CA": _compute_at,
-    "CI": _inline,
-    "CR": _compute_root,
+    "CI": partial(_detach, inlined=True),
+    "CR": partial(_detach, inlined=False),
     "CHR": _cache_read,
     "CHW": _cache_write,
     "RF": _rfactor,
