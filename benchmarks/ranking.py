@@ -27,7 +27,14 @@ from tlp_service.evaluation.figures import figures_of, summarise
 from tlp_service.records.reader import stored_records
 from tlp_service.records.split import parts_by_workload
 from tlp_service.records.store import RecordStore
-from tlp_service.training.dataset import ImportReport, build_sets, share_of, split_set, valid_records
+from tlp_service.training.dataset import (
+    ImportReport,
+    build_sets,
+    share_of,
+    split_set,
+    valid_records,
+    without_large_numbers,
+)
 from tlp_service.training.fit import RANKED_CANDIDATES, fit, predict_task
 from tlp_service.training.presets import PRESETS, Base
 
@@ -65,19 +72,15 @@ def rank(score, tested):
     ]
 
 
-def train_network(name, train, validation, seed, source=None, **changes):
-    """Return the score function of a trained network, and the network."""
+def train_network(name, train, validation, seed, **changes):
+    """Return the score function of a trained network."""
     preset = PRESETS[name]
     settings = dataclasses.replace(preset.settings, seed=seed, **changes)
     if name == "published":
-        limit = settings.max_number
-        largest = train.table.max(axis=1)
-        train = dataclasses.replace(
-            train, tasks=tuple(t for t in train.tasks if largest[t.positions].max() <= limit)
-        )
-    network = source if source is not None else preset.network(train, settings, None)
+        train = without_large_numbers(train, settings.max_number)
+    network = preset.network(train, settings, None)
     fitted = fit(network, train, validation, settings, label=f"{name} seed {seed}")
-    return lambda task: predict_task(fitted.network, train.table, task), fitted.network
+    return lambda task: predict_task(fitted.network, train.table, task)
 
 
 def train_xgboost(train, seed):
@@ -116,7 +119,7 @@ def platforms(store, seeds, kinds):
             for name, changes in (("base", {}), ("published", PUBLISHED_FIT)):
                 train, validation, test = splits[name]
                 started = time.monotonic()
-                score, _ = train_network(name, train, validation, seed, **changes)
+                score = train_network(name, train, validation, seed, **changes)
                 found[name].setdefault(seed, []).extend(rank(score, test))
                 print(f"{kind} {name} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
             train, _, test = splits["published"]
@@ -183,11 +186,11 @@ def folds(store, folder, seeds, others, platform="epyc-9004-2c"):
             if others:
                 ways["base, other CPUs' records too"] = train["base"]
             for name, records in ways.items():
-                score, _ = train_network("base", records, none, seed, epochs=FOLD_EPOCHS)
+                score = train_network("base", records, none, seed, epochs=FOLD_EPOCHS)
                 found[name].setdefault(seed, []).extend(rank(score, test["base"]))
             changes = PUBLISHED_FIT | {"epochs": 12}
             none = tasks_where(sets["published"], lambda task: False)
-            score, _ = train_network("published", measured["published"], none, seed, **changes)
+            score = train_network("published", measured["published"], none, seed, **changes)
             found["published"].setdefault(seed, []).extend(rank(score, test["published"]))
             score = train_xgboost(measured["published"], seed)
             found["xgboost, primitives"].setdefault(seed, []).extend(rank(score, test["published"]))
@@ -304,10 +307,10 @@ def few(store, seeds, targets):
             ways = found[target] = defaultdict(list)
             for seed in seeds:
                 share = share_of(own, SHARE, {target}, seed)
-                ways["alone, share"] += rank(train_network("base", share, judged, seed)[0], tested)
-                ways["alone, all"] += rank(train_network("base", own, judged, seed)[0], tested)
+                ways["alone, share"] += rank(train_network("base", share, judged, seed), tested)
+                ways["alone, all"] += rank(train_network("base", own, judged, seed), tested)
                 both = dataclasses.replace(train, tasks=tasks_where(train, is_other).tasks + share.tasks)
-                ways["with the others"] += rank(train_network("base", both, judged, seed)[0], tested)
+                ways["with the others"] += rank(train_network("base", both, judged, seed), tested)
             show_few(found)
     return found
 

@@ -139,7 +139,8 @@ class BaseNetwork(nn.Module):
         nests : Tensor, shape (candidates, nest_width)
             Their numbers.
         """
-        return self.member_scores(table, positions, nests).mean(0)
+        used, places = torch.unique(positions[:, 0], return_inverse=True)
+        return self.member_scores(table[used], places[:, None], nests).mean(0)
 
     def score(self, tasks: Tensor, nests: Tensor) -> Tensor:
         """Return the raw scores of each member from what `tasks` gave for each candidate."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import math
@@ -22,16 +21,13 @@ from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
 from tlp_service.features import base
 from tlp_service.models.base import BaseNetwork
-from tlp_service.models.published import PublishedNetwork
+from tlp_service.models.export import AnyNetwork
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss
 from tlp_service.training.parallel import average_gradients, rank, world_size
 
 log = logging.getLogger(__name__)
-
-#: A network that can be trained: it has `score_distinct`.
-AnyNetwork = PublishedNetwork | BaseNetwork
 
 #: candidates of one list when pairs are formed inside tasks
 LIST_LENGTH = 32
@@ -151,12 +147,10 @@ def fit(
     BadVersion
         If the checkpoint is of another network or other settings.
     """
-    torch.manual_seed(settings.seed)
     random = np.random.default_rng(settings.seed)
     network = network.to(device)
     optimizer = _optimizer(network, settings)
     table = torch.from_numpy(train.table).to(device)
-    steps_an_epoch = sum(1 for _ in _batches(train, settings, copy.deepcopy(random)))
     progress = Progress(network, optimizer, random, settings.average)
     saved = None
     if checkpoint is not None:
@@ -167,7 +161,7 @@ def fit(
         started = time.monotonic()
         # So that an epoch draws the same after an interruption, and each process its own.
         torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
-        loss = _run_epoch(progress, table, train, settings, steps_an_epoch, label)
+        loss = _run_epoch(progress, table, train, settings, label)
         ranking = rank_set(progress.judged(), validation, device, JUDGED_CANDIDATES)
         progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
         if saved is not None and rank() == 0:
@@ -220,51 +214,53 @@ def _run_epoch(
     table: Tensor,
     train: TrainingSet,
     settings: FitSettings,
-    steps_an_epoch: int,
     label: str,
 ) -> float:
     network, optimizer = progress.network, progress.optimizer
     network.train()
     device = table.device
     loss_of = _LOSSES[settings.loss]
-    # Of an epoch that ran already, after a resume, the rate depends on nothing but the number.
-    step, steps = progress.epoch * steps_an_epoch, settings.epochs * steps_an_epoch
-    batches = list(_batches(train, settings, progress.random))
+    steps = _steps_an_epoch(train, settings)
+    batches = _batches(train, settings, progress.random)
     total = 0.0
     title = f"{label} epoch {progress.epoch + 1}"
-    for batch in tqdm(batches, desc=title, unit="batch", leave=False, disable=None):
+    for number, batch in enumerate(
+        tqdm(batches, desc=title, total=steps, unit="batch", leave=False, disable=None)
+    ):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(settings, step, steps)
-        step += 1
+            group["lr"] = _rate(settings, progress.epoch * steps + number, settings.epochs * steps)
         positions, values, labels = _mine(batch, device)
         rows = _without_platforms(table, positions, labels.shape, settings, network)
         # Each member learns on its own: what makes their mean better than each is that they differ.
         scores = network.member_scores(rows, positions, values)
         loss = loss_of(scores.reshape(-1, labels.shape[1]), labels.repeat(len(scores), 1))
         if settings.loss == "rank":
-            loss = loss * world_size()  # a sum over the lists, of which this process has a part
+            loss = loss * (len(batch.labels) / len(labels))  # a sum over lists, of which these are a part
+        total += loss.item()
         # An inf would stay out of sight: clipped, its gradients are zeros.
-        if not torch.isfinite(loss):
-            raise TrainingDiverged(f"{title}: the loss is {loss.item()}")
+        if not math.isfinite(total):
+            raise TrainingDiverged(f"{title}: the loss is not finite; try a smaller --learning-rate")
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         average_gradients(network)
         torch.nn.utils.clip_grad_norm_(network.parameters(), settings.gradient_norm)
         optimizer.step()
         progress.average()
-        total += loss.item()
-    return total / max(1, len(batches))
+    return total / max(1, steps)
 
 
 def _mine(batch: _Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the part of a batch that this process computes: every n-th list of n processes."""
     lists, length = batch.labels.shape
     own = slice(rank(), None, world_size()) if lists >= world_size() else slice(None)
-    labels = batch.labels[own]
-    shape = (lists, length)
-    positions = batch.positions.reshape(*shape, -1)[own].reshape(labels.size, -1)
-    values = batch.values.reshape(*shape, batch.values.shape[1])[own].reshape(labels.size, -1)
-    return tuple(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (positions, values, labels))  # type: ignore[return-value]
+    positions, values, labels = (
+        torch.from_numpy(array).to(device) for array in (batch.positions, batch.values, batch.labels)
+    )
+    return (
+        torch.unflatten(positions, 0, (lists, length))[own].flatten(0, 1),
+        torch.unflatten(values, 0, (lists, length))[own].flatten(0, 1),
+        labels[own],
+    )
 
 
 def _without_platforms(
@@ -282,31 +278,42 @@ def _without_platforms(
     return torch.cat([table, rows])
 
 
+def _list_length(settings: FitSettings) -> int:
+    """Return the candidates of a list; 1 for losses that know of no lists, for which a batch is one."""
+    return 1 if settings.pairs == "batch" or settings.loss == "mse" else LIST_LENGTH
+
+
+def _lists_a_batch(settings: FitSettings) -> int:
+    return max(1, settings.batch // _list_length(settings))
+
+
+def _steps_an_epoch(train: TrainingSet, settings: FitSettings) -> int:
+    """Return how many batches `_batches` yields."""
+    most = settings.max_candidates or max((len(task.costs) for task in train.tasks), default=0)
+    lists = sum(-(-min(len(task.costs), most) // _list_length(settings)) for task in train.tasks)
+    return -(-lists // _lists_a_batch(settings))
+
+
 def _batches(train: TrainingSet, settings: FitSettings, random: np.random.Generator) -> Iterator[_Batch]:
+    length, per_batch = _list_length(settings), _lists_a_batch(settings)
     drawn = [_draw(task, settings.max_candidates, random) for task in train.tasks]
-    # The published rank loss and mean squared error know of no lists.
-    as_one = settings.pairs == "batch" or settings.loss == "mse"
-    lists = [
-        (task, rows) for task, all_rows in drawn for rows in _lists(all_rows, 1 if as_one else LIST_LENGTH)
-    ]
+    lists = [(n, rows) for n, all_rows in enumerate(drawn) for rows in _lists(all_rows, length)]
+    labels_of = [task.labels for task in train.tasks]
     order = random.permutation(len(lists))
-    per_batch = max(1, settings.batch // (1 if as_one else LIST_LENGTH))
     for start in range(0, len(order), per_batch):
+        # A list's padding has row -1: it is read as the first candidate, with a label that takes it out.
         chosen = [lists[n] for n in order[start : start + per_batch]]
-        positions = np.concatenate([task.positions[np.maximum(rows, 0)] for task, rows in chosen])
-        values = np.concatenate([task.values[np.maximum(rows, 0)] for task, rows in chosen])
-        labels = np.stack(
-            [np.where(rows < 0, np.nan, task.labels[np.maximum(rows, 0)]) for task, rows in chosen]
-        )
-        labels = labels.reshape(1, -1) if as_one else labels
+        positions = np.concatenate([train.tasks[n].positions[rows.clip(0)] for n, rows in chosen])
+        values = np.concatenate([train.tasks[n].values[rows.clip(0)] for n, rows in chosen])
+        labels = np.stack([np.where(rows < 0, np.nan, labels_of[n][rows]) for n, rows in chosen])
+        if length == 1:
+            labels = labels.reshape(1, -1)
         yield _Batch(positions.astype(np.int64), values.astype(np.float32), labels.astype(np.float32))
 
 
-def _draw(
-    task: TrainingTask, limit: int, random: np.random.Generator
-) -> tuple[TrainingTask, npt.NDArray[np.int64]]:
+def _draw(task: TrainingTask, limit: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
     rows = random.permutation(len(task.costs))
-    return task, rows[:limit] if limit else rows
+    return rows[:limit] if limit else rows
 
 
 def _lists(rows: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
@@ -342,10 +349,6 @@ def predict_task(
     network: AnyNetwork, table: npt.NDArray[np.float32], task: TrainingTask, device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
     """Return the raw scores of a task's candidates."""
-    first = task.positions[:1]
-    if task.positions.shape[1] == 1:  # its row alone: the others would be encoded, too
-        table, positions = table[first[0]], np.zeros_like(task.positions)
-        return predict(network, table, positions, task.values, device)
     return predict(network, table, task.positions, task.values, device)
 
 

@@ -17,11 +17,11 @@ from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.base import BaseNetwork
-from tlp_service.models.export import read_weights
+from tlp_service.models.export import AnyNetwork, read_weights
 from tlp_service.models.published import PublishedNetwork
 from tlp_service.training.dataset import TrainingSet
 from tlp_service.training.encoders import BaseEncoder, Encoder, PublishedEncoder
-from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task, ranked_tasks
+from tlp_service.training.fit import FitSettings, predict_task, ranked_tasks
 from tlp_service.versions.manifest import Network
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Base(Preset):
         return 1, base.TASK_WIDTH
 
 
-PRESETS: dict[PresetName, Preset] = {preset.name: preset for preset in (Published(), Base())}
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (Published(), Base())}
 
 
 def preset_named(name: str) -> Preset:
@@ -140,10 +140,9 @@ def preset_named(name: str) -> Preset:
     BadSettings
         If there is none of that name.
     """
-    for preset in PRESETS.values():
-        if preset.name == name:
-            return preset
-    raise BadSettings(f"model {name!r} cannot be trained; {', '.join(PRESETS)} can")
+    if name not in PRESETS:
+        raise BadSettings(f"model {name!r} cannot be trained; {', '.join(PRESETS)} can")
+    return PRESETS[name]
 
 
 def _adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: list[str]) -> None:

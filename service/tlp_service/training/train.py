@@ -126,18 +126,21 @@ def train(command: TrainCommand) -> Path:
     """
     _check(command)
     report = ImportReport()
-    sources = _sources(command)
+    begins = _begins_from(command)
+    sources = _sources(command, begins)
+    store = _store(command)
     encoders = {
         kind: command.preset.encoder(kind, sources[kind][0] if kind in sources else None)
         for kind in command.kinds
     }
-    sets = build_sets(_records(command, report), encoders, report)
+    sets = build_sets(_records(command, store, report), encoders, report)
     _log_report(report)
     if not sets:
         raise BadRecords("no task with two or more valid records; " + _counts(report))
     _check_sets(command, sets, sources)
     # Split all before any is trained: a kind with too few workloads must not cost what another has learned.
-    splits = {kind: _split(kind, whole, command) for kind, whole in sets.items()}
+    parts = None if store is None else _stored_parts(command, store, sets)
+    splits = {kind: _split(kind, whole, parts, command) for kind, whole in sets.items()}
     with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
         files = {f"{kind}.onnx": Path(scratch, f"{kind}.onnx") for kind in splits}
         networks = [
@@ -155,7 +158,7 @@ def train(command: TrainCommand) -> Path:
             training={
                 "records": dict(report.counts),
                 "settings": settings,
-                "from": command.source and read_manifest(command.source).version,
+                "from": begins and begins.version,
             },
         )
         # All processes have the same networks.
@@ -199,54 +202,61 @@ def _check_sets(
         )
 
 
-def _sources(command: TrainCommand) -> dict[PlatformKind, tuple[Network, Path]]:
-    """Return the networks of the version to begin from, and their files."""
+def _begins_from(command: TrainCommand) -> Manifest | None:
+    """Return the manifest of the version to begin from, if there is one."""
     if command.source is None:
-        return {}
+        return None
     manifest = read_manifest(command.source)
     if manifest.model != command.preset.name:
         raise BadSettings(
             f"--from {command.source}: it is a '{manifest.model}', not a '{command.preset.name}'"
         )
-    return {n.platform_kind: (n, command.source / n.file) for n in manifest.networks}
+    return manifest
+
+
+def _sources(command: TrainCommand, begins: Manifest | None) -> dict[PlatformKind, tuple[Network, Path]]:
+    """Return the networks to begin from, and their files."""
+    if command.source is None or begins is None:
+        return {}
+    return {n.platform_kind: (n, command.source / n.file) for n in begins.networks}
 
 
 def _store(command: TrainCommand) -> RecordStore | None:
-    return (
-        RecordStore(command.records[0])
-        if len(command.records) == 1 and is_store(command.records[0])
-        else None
-    )
+    first, *others = command.records
+    return RecordStore(first) if not others and is_store(first) else None
 
 
-def _records(command: TrainCommand, report: ImportReport) -> Iterator[tuple[str, Record]]:
-    store = _store(command)
+def _records(
+    command: TrainCommand, store: RecordStore | None, report: ImportReport
+) -> Iterator[tuple[str, Record]]:
     if store is None:
         platform_of = command.platforms if command.platforms is not None else OnePlatform(command.platform)
         found = read_records(log_files(command.records), platform_of, report)
-    else:
-        wanted = command.platform.split(",") if command.platform else store.platforms
-        for option, names in (("platform", wanted), ("without", command.without), ("share", command.share)):
-            if unknown := sorted(set(names) - set(store.platforms)):
-                raise BadSettings(f"--{option}: the store has no records of {', '.join(unknown)}")
-        used = [name for name in wanted if name not in command.without]
-        found = valid_records(stored_records(store, used), report)
-    return (pair for pair in found if pair[0] not in command.without)
+        return (pair for pair in found if pair[0] not in command.without)
+    wanted = command.platform.split(",") if command.platform else store.platforms
+    for option, names in (("platform", wanted), ("without", command.without), ("share", command.share)):
+        if unknown := sorted(set(names) - set(store.platforms)):
+            raise BadSettings(f"--{option}: the store has no records of {', '.join(unknown)}")
+    used = [name for name in wanted if name not in command.without]
+    return valid_records(stored_records(store, used), report)
 
 
-def _parts(command: TrainCommand, whole: TrainingSet) -> dict[str, Part]:
-    """Return the part of each workload: those of the store, or a shuffle."""
-    workloads = [task.workload for task in whole.tasks]
-    store = _store(command)
-    if store is None:
-        return shuffled_parts(workloads, HELD_BACK, command.fit.seed)
+def _stored_parts(
+    command: TrainCommand, store: RecordStore, sets: dict[PlatformKind, TrainingSet]
+) -> dict[str, Part]:
+    """Return the part of each workload of a store."""
     if command.split == "source":
         return parts_by_source(stored_sources(store), store.seed)
-    return parts_by_workload(workloads, store.seed)
+    return parts_by_workload((task.workload for whole in sets.values() for task in whole.tasks), store.seed)
 
 
-def _split(kind: PlatformKind, whole: TrainingSet, command: TrainCommand) -> dict[str, TrainingSet]:
-    train_set, validation, test = split_set(whole, _parts(command, whole))
+def _split(
+    kind: PlatformKind, whole: TrainingSet, parts: dict[str, Part] | None, command: TrainCommand
+) -> dict[str, TrainingSet]:
+    """Split a set by the parts of its store, or without one by a shuffle of its workloads."""
+    if parts is None:
+        parts = shuffled_parts((task.workload for task in whole.tasks), HELD_BACK, command.fit.seed)
+    train_set, validation, test = split_set(whole, parts)
     train_set = without_large_numbers(train_set, command.fit.max_number)
     for platform, share in command.share.items():
         train_set = share_of(train_set, share, {platform}, command.fit.seed)
@@ -302,10 +312,15 @@ def _train_network(
 
 
 def _sample(train_set: TrainingSet, count: int) -> Sample:
-    positions = np.concatenate([task.positions for task in train_set.tasks])
-    values = np.concatenate([task.values for task in train_set.tasks])
-    rows = np.random.default_rng(0).permutation(len(positions))[:count]
-    return Sample(train_set.table, positions[rows], values[rows])
+    lengths = [len(task.costs) for task in train_set.tasks]
+    ends = np.cumsum(lengths)
+    drawn = np.random.default_rng(0).permutation(ends[-1])[:count]
+    owners = np.searchsorted(ends, drawn, side="right")
+    chosen = [
+        (train_set.tasks[n], row) for n, row in zip(owners, drawn - (ends - lengths)[owners], strict=True)
+    ]
+    positions = np.stack([task.positions[row] for task, row in chosen])
+    return Sample(train_set.table, positions, np.stack([task.values[row] for task, row in chosen]))
 
 
 def _log_ranking(title: str, figures: dict[str, Any]) -> None:
