@@ -41,9 +41,9 @@ reproduce: setup ## from raw logs to all figures of the models, some hours: LOGS
 	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[baselines]'
 	$(SERVICE)/bin/tlp records import $(LOGS) $(MEASURED)/records.json.gz --platforms $(PLATFORMS) --store .reproduce/records
 	$(SERVICE)/bin/tlp train --records .reproduce/records --out .reproduce/models
+	$(SERVICE)/bin/python benchmarks/ranking.py folds .reproduce/records --measured $(MEASURED) --out .reproduce/folds.json
+	$(SERVICE)/bin/python benchmarks/ranking.py few .reproduce/records --seeds 0 1 --out .reproduce/few.json
 	$(SERVICE)/bin/python benchmarks/ranking.py platforms .reproduce/records --out .reproduce/platforms.json
-	$(SERVICE)/bin/python benchmarks/ranking.py folds .reproduce/records --measured $(MEASURED) --others --out .reproduce/folds.json
-	$(SERVICE)/bin/python benchmarks/ranking.py few .reproduce/records --out .reproduce/few.json
 
 lint: setup ## ruff
 	$(SERVICE)/bin/ruff check .

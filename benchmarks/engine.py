@@ -163,10 +163,10 @@ class Comparison:
         self.table, _ = features.rows(primitives)
         self.plan = Plan.of(indices, lengths, features.steps)
         self._engine = engine
-        self._loaded = engine.scorer.loaded(kind)
         network = PublishedNetwork(features.width).eval()
-        file = engine.scorer.manifest.network(kind).file
-        network.load_state_dict(read_weights(engine.scorer.folder / file))
+        of_kind = engine.scorer.manifest.network(kind)
+        self._loaded = engine.scorer.loaded(of_kind)
+        network.load_state_dict(read_weights(engine.scorer.folder / of_kind.file))
         self._padded = Padded(network, self.table, features.positions(indices, lengths), device)
         self.floor = Floor(network, self.plan, len(self.table), device)
         self.base = Base(records, device)

@@ -194,7 +194,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         help="one record store, or tuning logs or folders of them",
     )
     add("--out", type=Path, required=True, help="folder that gets the model version")
-    add("--model", choices=("base", "published"), default="base", help="what to train")
+    add("--model", choices=("base", "published", "published-mtl"), default="base", help="what to train")
     add("--from", type=Path, dest="source", metavar="VERSION", help="folder of the version to begin from")
     add("--platforms", type=Path, help="CSV that maps folders of logs to platforms")
     add(

@@ -101,7 +101,7 @@ def start_engine(settings: Settings) -> Engine:
         settings.max_waiting,
         settings.max_waiting_mib << 20,
         calibration.candidates_per_s,
-        mixes=scorer.loaded(probe.platform_kind).mixes,
+        mixes=scorer.loaded(probe).mixes,
     )
     return Engine(
         scorer,

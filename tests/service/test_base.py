@@ -14,7 +14,7 @@ from tlp_client.primitives import read_primitive
 from tlp_client.wire.predict import read_predict
 from tlp_service.errors import BadVersion, InvalidBody
 from tlp_service.features import base
-from tlp_service.models.base import BaseNetwork
+from tlp_service.models.base import BaseNetwork, Pieces
 from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.versions.manifest import (
@@ -137,17 +137,19 @@ def test_platforms_have_a_column_each():
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """A network that nobody trained; its normalisation is that of some real nests."""
+def trained(measured_lines):
+    """A network that nobody trained; its pieces are those of some real nests."""
     torch.manual_seed(3)
-    return BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **SMALL).eval()
+    nests = nests_of(*map(steps_of, measured_lines))
+    return BaseNetwork(
+        base.TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests.astype(np.float32))), **SMALL
+    ).eval()
 
 
 @pytest.fixture(scope="module")
 def version(trained, tmp_path_factory, measured_lines):
     folder = tmp_path_factory.mktemp("base")
     nests = nests_of(*map(steps_of, measured_lines))
-    trained.normalise(torch.from_numpy(nests.astype(np.float32)))
     table = np.stack([base.task_row(f'["f", {n}]', n) for n in range(3)])
     positions = np.arange(len(nests), dtype=np.int32)[:, None] % 3
     sample = Sample(table, positions, nests)
@@ -209,7 +211,7 @@ def test_no_length_and_no_kind_is_refused(version):
 def test_the_weights_are_read_back(trained, version):
     weights = read_weights(version[0] / "cpu.onnx")
     assert set(weights) == set(trained.state_dict())
-    again = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **trained.architecture)
+    again = BaseNetwork(base.TASK_WIDTH, **trained.architecture)
     again.load_state_dict(weights)
     assert check_equal(again.eval(), version[1], version[0] / "cpu.onnx") <= 1e-5
 

@@ -111,7 +111,7 @@ def test_a_task_scores_as_in_the_whole_table(records):
 
 
 def test_a_model_that_nobody_can_train_is_named():
-    with pytest.raises(BadSettings, match="'magic' cannot be trained; published, base can"):
+    with pytest.raises(BadSettings, match="'magic' cannot be trained; published, published-mtl, base can"):
         preset_named("magic")
 
 

@@ -86,8 +86,8 @@ def test_the_log_error_by_hand():
 def test_the_pair_loss_by_hand():
     labels = lists([1.0, math.exp(-0.5), math.exp(-9), math.nan])
     scores = lists([1.0, 0.0, 0.0, 7.0])
-    # pairs: (0, 1) of weight 0.5, (0, 2) and (1, 2) of weight 1
-    expected = (1.5 * math.log1p(math.exp(-1)) + math.log(2)) / 2.5
+    # pairs: (0, 1) of weight 0.5, (0, 2) of weight 1, (1, 2) of weight exp(-0.5), the faster one's label
+    expected = (1.5 * math.log1p(math.exp(-1)) + math.exp(-0.5) * math.log(2)) / (1.5 + math.exp(-0.5))
     assert pair_loss(scores, labels).item() == pytest.approx(expected)
     assert pair_loss(scores, torch.ones_like(labels)).item() == 0.0  # equal costs have no order
 

@@ -10,7 +10,7 @@ from tlp_service.errors import BadVersion
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models import export
 from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
-from tlp_service.models.published import PublishedNetwork, SelfAttention
+from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork, SelfAttention
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import Plan
 
@@ -22,6 +22,19 @@ NO_VALUES = np.empty((64, 0), dtype=np.float32)
 def network():
     torch.manual_seed(1)
     return PublishedNetwork(22).eval()
+
+
+def test_a_head_alone_is_the_published_network_and_scores_as_among_others():
+    torch.manual_seed(2)
+    network = MultiHeadNetwork(22, heads=3).eval()
+    table, positions = torch.from_numpy(rows(1)[0]), torch.randint(0, 25, (12, 25))
+    heads = torch.tensor([0, 2, 2, 0, 2, 0, 2, 2, 0, 0, 2, 2])  # none of the second
+    with torch.inference_mode():
+        together = network.score_distinct(table, positions, heads[:, None].float())
+        for head in (0, 2):
+            alone = network.alone(head)(table[positions[heads == head]])
+            torch.testing.assert_close(together[heads == head], alone)
+        assert len(set(together.tolist())) == 12
 
 
 def rows(count, steps=25, width=22):

@@ -5,9 +5,11 @@ import json
 import pytest
 
 from tlp_client.tasks import canonical_workload_key
+from tlp_client.wire.predict import read_predict
 from tlp_service.cli import main
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
+from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.presets import PRESETS
 from tlp_service.versions.manifest import read_manifest
 
@@ -88,6 +90,31 @@ def test_a_new_platform_is_learned_from_a_trained_version(store, tmp_path, capsy
     assert found[first]["slow"]["pair_accuracy"]["value"] > 0.6
     assert found[first]["fast"]["pair_accuracy"]["value"] < 0.4
     assert found[second]["fast"]["pair_accuracy"]["value"] > 0.6
+
+
+def test_each_platform_has_a_head_of_its_own(store, tmp_path, capsys):
+    """What is slow on one is fast on the other, so that no one head ranks more than half of the pairs of both."""
+    long = ("--epochs", "25", "--batch", "64", "--patience", "25")
+    folder = train(store, tmp_path, capsys, "--model", "published-mtl", *long)
+    manifest = read_manifest(folder)
+    assert [(n.file, n.platforms, n.features) for n in manifest.networks] == [
+        ("cpu-fast.onnx", ["fast"], "published"),
+        ("cpu-slow.onnx", ["slow"], "published"),
+    ]
+    out = tmp_path / "figures.json"
+    assert main(["evaluate", str(store), "--part", "train", "--model", str(folder), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())["platforms"]
+    assert min(found[name]["pair_accuracy"]["value"] for name in ("fast", "slow")) > 0.55
+    scorer = Scorer(folder)
+    steps = [["SP", 0, 0, 64, [16], 1]]
+
+    def score(platform):
+        task = {"workload_key": "[]", "target": "llvm", "platform": platform}
+        return scorer.score(read_predict({"format": 1, "task": task, "candidates": [steps]})).scores[0]
+
+    assert score("cpu") == score("fast") != score("slow")
+    status = main(["train", "--records", str(store), "--model", "published-mtl", "--from", str(folder), "--out", str(tmp_path)])  # fmt: skip
+    assert (status, "a 'published-mtl' cannot be trained on" in capsys.readouterr().err) == (2, True)
 
 
 def test_workloads_of_one_log_are_held_together(store, tmp_path, capsys):

@@ -54,21 +54,21 @@ def test_scores_are_those_of_the_padded_network_on_every_log(capsys):
     found, files = sampled_candidates()
     candidates, worst_raw, worst_score = 0, 0.0, 0.0
     for kind, sampled in found.items():
-        features, loaded = PUBLISHED[kind], scorer.manifest.network(kind)
+        features, of_kind = PUBLISHED[kind], scorer.manifest.network(kind)
         known = {}
         of_candidates = [[known.setdefault(p, len(known)) for p in primitives] for primitives in sampled]
         table, broken = features.rows(list(known))
         scorable = [c for c in of_candidates if not any(i in broken for i in c)]
         lengths = np.array([len(c) for c in scorable])
         indices = np.array([i for c in scorable for i in c])
-        ours = scorer.loaded(kind).score_all(table, Plan.of(indices, lengths, features.steps))
+        ours = scorer.loaded(of_kind).score_all(table, Plan.of(indices, lengths, features.steps))
         network = PublishedNetwork(features.width).eval()
-        network.load_state_dict(read_weights(scorer.folder / loaded.file))
+        network.load_state_dict(read_weights(scorer.folder / of_kind.file))
         rows, positions = torch.from_numpy(table), features.positions(indices, lengths)
         with torch.inference_mode():
             theirs = np.concatenate([network(rows[part]).numpy() for part in np.array_split(positions, 400)])
         worst_raw = max(worst_raw, float(np.max(np.abs(ours - theirs) / np.maximum(1, np.abs(theirs)))))
-        mine, expected = map_scores(ours, loaded.score_map), map_scores(theirs, loaded.score_map)
+        mine, expected = map_scores(ours, of_kind.score_map), map_scores(theirs, of_kind.score_map)
         worst_score = max(worst_score, float(np.max(np.abs(mine - expected) / expected)))
         candidates += len(scorable)
     with capsys.disabled():

@@ -11,8 +11,60 @@ import math
 import torch
 from torch import Tensor, nn
 
-#: Normalised numbers are cut off there: what training has hardly seen must not drown the rest.
-_MOST = 4.0
+#: Pieces that a number is cut into at most.
+PIECES = 8
+#: Candidates from which the cuts are taken.
+_CUT_CANDIDATES = 20_000
+
+
+class Pieces(nn.Module):
+    """Numbers cut into pieces: one input a piece, which rises in a line from -1 to 1 where the number crosses it and is flat outside.
+
+    What trees do well and networks badly on such numbers, which is to treat a size unlike its neighbours and never to extrapolate, is
+    simple behind it: the piecewise linear encoding of Gorishniy et al. 2022 (arXiv 2203.05556), with the cuts at quantiles.
+
+    Parameters
+    ----------
+    count : int
+        Pieces in all.
+    """
+
+    columns: Tensor
+    middle: Tensor
+    reach: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("columns", torch.zeros(count, dtype=torch.int64))
+        self.register_buffer("middle", torch.zeros(count))
+        self.register_buffer("reach", torch.ones(count))
+
+    @classmethod
+    def cutting(cls, values: Tensor) -> Pieces:
+        """Return the pieces of each column of values, shape (n, columns).
+
+        A column with few distinct values is cut at each, others at quantiles; of one that never differs nothing is read.
+        """
+        step = max(1, len(values) // _CUT_CANDIDATES)
+        quantiles = torch.linspace(0, 1, PIECES + 1)
+        found: list[tuple[int, Tensor]] = []
+        for column, numbers in enumerate(values.T):
+            cuts = torch.unique(numbers)
+            if len(cuts) > PIECES + 1:
+                cuts = torch.unique(torch.quantile(numbers[::step], quantiles, interpolation="nearest"))
+            found += [(column, cut) for cut in cuts.unfold(0, 2, 1)] if len(cuts) > 1 else []
+        pieces = cls(len(found))
+        ends = torch.stack([cut for _, cut in found]) if found else torch.zeros(0, 2)
+        pieces.columns = torch.tensor([column for column, _ in found], dtype=torch.int64)
+        pieces.middle, pieces.reach = ends.mean(1), (ends[:, 1] - ends[:, 0]) / 2
+        return pieces
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Map (n, columns) to (n, pieces)."""
+        return ((values.index_select(1, self.columns) - self.middle) / self.reach).clamp(-1.0, 1.0)
 
 
 class Members(nn.Module):
@@ -72,8 +124,10 @@ class BaseNetwork(nn.Module):
 
     Parameters
     ----------
-    nest_width, task_width : int
-        Numbers a candidate and a task, see `tlp_service.features.base`.
+    task_width : int
+        Numbers of a task, see `tlp_service.features.base`.
+    pieces : Pieces or int
+        What is read of a candidate's numbers; only how many pieces, where they are loaded with the weights.
     width, blocks, members : int
         Of the network.
     task_hidden : int
@@ -84,8 +138,8 @@ class BaseNetwork(nn.Module):
 
     def __init__(
         self,
-        nest_width: int,
         task_width: int,
+        pieces: Pieces | int,
         width: int = 128,
         blocks: int = 3,
         members: int = 1,
@@ -93,29 +147,22 @@ class BaseNetwork(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.register_buffer("center", torch.zeros(nest_width))
-        self.register_buffer("spread", torch.ones(nest_width))
+        self.pieces = Pieces(pieces) if isinstance(pieces, int) else pieces
         self.task_in = Members(members, task_width, task_hidden)
         self.task_out = Members(members, task_hidden, width)
-        self.nest_in = Members(members, nest_width, width)
+        self.nest_in = Members(members, len(self.pieces), width)
         self.blocks = nn.ModuleList(Block(members, width, dropout) for _ in range(blocks))
         self.norm = Norm(members, width)
         self.head = Members(members, width, 1)
         self.dropout = nn.Dropout(dropout)
         #: The sizes, to build it again.
         self.architecture = {
+            "pieces": len(self.pieces),
             "width": width,
             "blocks": blocks,
             "members": members,
             "task_hidden": task_hidden,
         }
-
-    def normalise(self, nests: Tensor) -> None:
-        """Take center and spread of the numbers from nests, shape (n, nest_width)."""
-        spread, center = torch.std_mean(nests, dim=0)
-        self.center = center
-        # Of a number that hardly ever differs, a rare difference would be enormous.
-        self.spread = torch.where(spread < 1e-2, torch.ones_like(spread), spread)
 
     def tasks(self, rows: Tensor) -> Tensor:
         """Return what tasks add to their candidates, shape (members, n, width), from their rows, shape (n, task_width)."""
@@ -136,7 +183,7 @@ class BaseNetwork(nn.Module):
             Rows of tasks.
         positions : Tensor of int, shape (candidates, 1)
             Which task each candidate is of.
-        nests : Tensor, shape (candidates, nest_width)
+        nests : Tensor, shape (candidates, W)
             Their numbers.
         """
         used, places = torch.unique(positions[:, 0], return_inverse=True)
@@ -144,8 +191,7 @@ class BaseNetwork(nn.Module):
 
     def score(self, tasks: Tensor, nests: Tensor) -> Tensor:
         """Return the raw scores of each member from what `tasks` gave for each candidate."""
-        normalised = ((nests - self.center) / self.spread).clamp(-_MOST, _MOST)
-        values = self.dropout(self.nest_in(normalised[None])) + tasks
+        values = self.dropout(self.nest_in(self.pieces(nests)[None])) + tasks
         for block in self.blocks:
             values = block(values)
         out: Tensor = self.head(self.norm(values)).squeeze(-1)

@@ -27,8 +27,8 @@ TOLERANCE = 1e-5
 _PREFIX = "network."  # of the parameters' names, for `DistinctForm` holds the network under that name
 
 
-#: A network that can be exported.
-AnyNetwork = PublishedNetwork | BaseNetwork
+#: A network that one file holds.
+SingleNetwork = PublishedNetwork | BaseNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Sample:
     values: npt.NDArray[np.floating]
 
 
-def export_onnx(network: AnyNetwork, sample: Sample, path: Path) -> float:
+def export_onnx(network: SingleNetwork, sample: Sample, path: Path) -> float:
     """Write the network as one ONNX file and prove that it scores as torch does.
 
     torch's exporter runs once a process and architecture; further networks are written as the same file with other weights.
@@ -98,7 +98,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     }
 
 
-def _sizes_of(network: AnyNetwork, sample: Sample) -> tuple[int, tuple[tuple[str, int], ...]]:
+def _sizes_of(network: SingleNetwork, sample: Sample) -> tuple[int, tuple[tuple[str, int], ...]]:
     if isinstance(network, PublishedNetwork):
         return sample.table.shape[1], ()
     return sample.table.shape[1], (("nest_width", sample.values.shape[1]), *network.architecture.items())
@@ -111,8 +111,12 @@ def _template(row_width: int, sizes: tuple[tuple[str, int], ...]) -> bytes:
         logging.getLogger(chatty).setLevel(logging.ERROR)
     with torch.random.fork_rng():
         form = _published_form(row_width) if not sizes else _base_form(row_width, dict(sizes))
+        # The exporter would drop biases of zeros, and merge equal weights.
         for tensor in form.module.state_dict().values():
-            torch.nn.init.normal_(tensor)  # the exporter would drop biases of zeros, and merge equal weights
+            if tensor.is_floating_point():
+                torch.nn.init.normal_(tensor)
+            else:
+                tensor.copy_(torch.arange(len(tensor)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         program = torch.onnx.export(
@@ -132,8 +136,23 @@ def _template(row_width: int, sizes: tuple[tuple[str, int], ...]) -> bytes:
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions):
         del part.metadata_props[:]
         part.doc_string = ""
+    _name_indices(model, form.module)
     serialized: bytes = model.SerializeToString()
     return serialized
+
+
+def _name_indices(model: onnx.ModelProto, module: torch.nn.Module) -> None:
+    """Give tensors of indices their names back, which the exporter loses where it folds casts."""
+    by_name = {initializer.name: initializer for initializer in model.graph.initializer}
+    for name, tensor in module.state_dict().items():
+        if name in by_name:
+            continue
+        lost = next(
+            i for i in by_name.values() if np.array_equal(numpy_helper.to_array(i), tensor.numpy(force=True))
+        )
+        for node in model.graph.node:
+            node.input[:] = [name if given == lost.name else given for given in node.input]
+        lost.name = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +197,7 @@ def _published_form(row_width: int) -> _Form:
 
 
 def _base_form(task_width: int, sizes: dict[str, int]) -> _Form:
+    nest_width = sizes.pop("nest_width")
     network = BaseNetwork(task_width=task_width, **sizes)
     tasks = torch.zeros(sizes["members"], 7, sizes["width"])
     positions = torch.zeros((3, 1), dtype=torch.int64)
@@ -185,12 +205,12 @@ def _base_form(task_width: int, sizes: dict[str, int]) -> _Form:
         BaseForm(network),
         BaseForm.encodings,
         "nests",
-        (torch.zeros(5, task_width), tasks, positions, torch.ones(3, sizes["nest_width"])),
+        (torch.zeros(5, task_width), tasks, positions, torch.ones(3, nest_width)),
         ({0: _NEW}, {1: _KNOWN}, {0: _CANDIDATES}, {0: _CANDIDATES}),
     )
 
 
-def check_equal(network: AnyNetwork, sample: Sample, path: Path) -> float:
+def check_equal(network: SingleNetwork, sample: Sample, path: Path) -> float:
     """Compare an ONNX file with the torch network; see `export_onnx`."""
     exported = OnnxNetwork(path, sample.positions.shape[1], "cpu")
     worst = 0.0
@@ -210,7 +230,7 @@ _Scores = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 def _published_scores(
-    network: AnyNetwork, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]
+    network: SingleNetwork, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]
 ) -> _Scores:
     batch = sample.positions[rows]
     parts = np.array_split(batch, -(-len(batch) // 64))
@@ -224,7 +244,7 @@ def _published_scores(
 
 
 def _base_scores(
-    network: AnyNetwork, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]
+    network: SingleNetwork, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]
 ) -> _Scores:
     positions, nests = sample.positions[rows].astype(np.int64), sample.values[rows].astype(np.float32)
     of_torch = network.score_distinct(

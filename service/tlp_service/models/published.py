@@ -2,7 +2,7 @@
 
 Source: TLP (arXiv 2211.03578, section 4.3) and its public code: per-step MLP 64-128-256-256, 8-head
 self-attention with a residual, two residual blocks, a 256-128-64-1 head for each step, and the sum over the steps.
-Padding rows take part like any other, as published.
+Padding rows take part like any other, as published. Its multi-head form, MTL-TLP (section 5), has such a head a platform.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PublishedNetwork(nn.Module):
         self.attention = SelfAttention(HIDDEN[-1], ATTENTION_HEADS)
         self.residuals = nn.ModuleList(_relu_chain(HIDDEN[-1], HIDDEN[-1]) for _ in range(RESIDUAL_BLOCKS))
         self.architecture: dict[str, int] = {}  # its sizes are the paper's
-        self.head = nn.Sequential(*_relu_chain(HIDDEN[-1], *HEAD), nn.Linear(HEAD[-1], 1))
+        self.head = _head()
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the raw score of each candidate, higher is faster.
@@ -90,25 +90,79 @@ class PublishedNetwork(nn.Module):
         values : Tensor or None
             Not read; other networks' candidates have some.
         """
-        used, places = torch.unique(positions, return_inverse=True)
-        # index_select and not indexing: the gradient of indexing adds up in the order of the threads.
-        encoded = self.encoder(table[used]).index_select(0, places.flatten())
-        return self.score(encoded.unflatten(0, places.shape))
+        return self.score(self.encode_distinct(table, positions))
 
     def member_scores(self, table: Tensor, positions: Tensor, values: Tensor | None = None) -> Tensor:
         """Return `score_distinct` as the scores of its only member, shape (1, candidates)."""
         return self.score_distinct(table, positions, values)[None]
 
-    def score(self, encoded: Tensor) -> Tensor:
-        """Return the raw scores from encoded rows, shape (candidates, steps, 256)."""
-        return self.step_scores(self.attention(encoded) + encoded).sum(-1)
+    def encode_distinct(self, table: Tensor, positions: Tensor) -> Tensor:
+        """Return the encoded rows of candidates, shape (candidates, steps, 256), see `score_distinct`."""
+        used, places = torch.unique(positions, return_inverse=True)
+        # index_select and not indexing: the gradient of indexing adds up in the order of the threads.
+        encoded = self.encoder(table[used]).index_select(0, places.flatten())
+        return torch.unflatten(encoded, 0, places.shape)
 
-    def step_scores(self, steps: Tensor) -> Tensor:
+    def score(self, encoded: Tensor, head: nn.Module | None = None) -> Tensor:
+        """Return the raw scores from encoded rows, shape (candidates, steps, 256), by its own head or another."""
+        return self.step_scores(self.attention(encoded) + encoded, head).sum(-1)
+
+    def step_scores(self, steps: Tensor, head: nn.Module | None = None) -> Tensor:
         """Return what each step adds to its candidate's score, from the steps after attention."""
         for block in self.residuals:
             steps = block(steps) + steps
-        scores: Tensor = self.head(steps)
+        scores: Tensor = (self.head if head is None else head)(steps)
         return scores.squeeze(-1)
+
+
+class MultiHeadNetwork(nn.Module):
+    """MTL-TLP: the published network with one trunk for all platforms and a head for each.
+
+    Parameters
+    ----------
+    row_width : int
+        Numbers a row.
+    heads : int
+        Platforms.
+    """
+
+    def __init__(self, row_width: int, heads: int) -> None:
+        super().__init__()
+        self.row_width = row_width
+        self.trunk = PublishedNetwork(row_width)
+        self.trunk.head = nn.Sequential()
+        self.heads = nn.ModuleList(_head() for _ in range(heads))
+
+    def score_distinct(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+        """Return the raw scores, each by the head of its platform.
+
+        Parameters
+        ----------
+        table, positions : Tensor
+            See `PublishedNetwork.score_distinct`.
+        values : Tensor, shape (candidates, 1)
+            Number of each candidate's platform.
+        """
+        of_head = values[:, 0].long()
+        order = torch.argsort(of_head, stable=True)
+        sizes = torch.bincount(of_head, minlength=len(self.heads)).tolist()
+        scores = [
+            self.trunk.score(self.trunk.encode_distinct(table, positions[own]), self.heads[number])
+            for number, own in enumerate(torch.split(order, sizes))
+            if len(own)
+        ]
+        return torch.cat(scores)[torch.argsort(order)]
+
+    def member_scores(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+        """Return `score_distinct` as the scores of its only member, shape (1, candidates)."""
+        return self.score_distinct(table, positions, values)[None]
+
+    def alone(self, number: int) -> PublishedNetwork:
+        """Return a copy of the network that the trunk is with one of the heads."""
+        trunk, head = self.trunk.state_dict(), self.heads[number].state_dict()
+        network = PublishedNetwork(self.row_width)
+        network.load_state_dict(trunk | {f"head.{name}": weight for name, weight in head.items()})
+        return network
 
 
 class DistinctForm(nn.Module):
@@ -185,6 +239,10 @@ class DistinctForm(nn.Module):
         attended = network.attention.project_out(attended) + steps.index_select(0, places)
         scores = torch.unflatten(network.step_scores(attended), 0, positions.shape)
         return encoded, query, key, value, torch.sum(scores * counts, dim=1)
+
+
+def _head() -> nn.Sequential:
+    return nn.Sequential(*_relu_chain(HIDDEN[-1], *HEAD), nn.Linear(HEAD[-1], 1))
 
 
 def _relu_chain(*widths: int) -> nn.Sequential:

@@ -90,7 +90,7 @@ class Scorer:
         self.folder = folder
         self.device = device
         self.manifest: Manifest = read_manifest(folder)
-        self._networks: dict[PlatformKind, OnnxNetwork] = {}
+        self._networks: dict[str, OnnxNetwork] = {}  # by file
         for network in self.manifest.networks:
             loaded = OnnxNetwork(folder / network.file, network.steps, device, threads)
             try:
@@ -98,16 +98,16 @@ class Scorer:
             except BadVersion as error:
                 raise BadVersion(f"{folder}: {error}") from None
             _warm_up(loaded, network, folder)
-            self._networks[network.platform_kind] = loaded
+            self._networks[network.file] = loaded
 
     @property
     def provider(self) -> str:
         """Execution provider that runs the networks, as ONNX Runtime reports it."""
         return next(iter(self._networks.values())).provider
 
-    def loaded(self, kind: PlatformKind) -> OnnxNetwork:
-        """Return the network of a platform kind that the version has."""
-        return self._networks[kind]
+    def loaded(self, network: Network) -> OnnxNetwork:
+        """Return a network of the version as it is loaded."""
+        return self._networks[network.file]
 
     def prepare(self, request: PredictRequest) -> Prepared:
         """Choose the network of a request and make what it reads of its candidates.
@@ -127,7 +127,7 @@ class Scorer:
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        candidates = Candidates(self.loaded(network.platform_kind), inputs.table, inputs.plan)
+        candidates = Candidates(self.loaded(network), inputs.table, inputs.plan)
         return Prepared(network, request.report_invalid, errors, inputs.truncated, candidates)
 
     def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:

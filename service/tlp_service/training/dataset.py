@@ -65,7 +65,7 @@ class TrainingSet:
         Rows that the tasks' positions refer to.
     tasks : tuple of TrainingTask
     numbered : tuple of str
-        Platforms that the network tells apart, in the order of their numbers.
+        Platforms of the version, in the order of their numbers where the network tells them apart.
     """
 
     table: npt.NDArray[np.float32]

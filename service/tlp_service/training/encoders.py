@@ -27,7 +27,7 @@ class Encoder(ABC):
     broken : frozenset of int
         Distinct primitives that have no row.
     platforms : tuple of str
-        Platforms that the network tells apart, in the order of their numbers.
+        Platforms of the tasks, in the order of their numbers where the network tells them apart.
     """
 
     table: npt.NDArray[np.float32]
@@ -61,6 +61,7 @@ class PublishedEncoder(Encoder):
 
     def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
         """Make one row a primitive."""
+        self.platforms = tuple(sorted({platform for platform, _ in tasks}))
         self.table, errors = self._features.rows(primitives)
         self.broken = frozenset(errors)
 
@@ -70,6 +71,22 @@ class PublishedEncoder(Encoder):
         """Return the row at each step."""
         positions = self._features.positions(indices, lengths).astype(np.int32)
         return positions, np.empty((len(lengths), 0), dtype=np.float16)
+
+
+class HeadEncoder(PublishedEncoder):
+    """Rows of the published features; a candidate's value is the number of its platform, which has a head of its own."""
+
+    def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
+        """Make one row a primitive, and number the platforms."""
+        super().begin(primitives, tasks)
+        self._heads = [self.platforms.index(platform) for platform, _ in tasks]
+
+    def encode(
+        self, task: int, indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
+        """Return the row at each step, and the number of the head."""
+        positions, _ = super().encode(task, indices, lengths)
+        return positions, np.full((len(lengths), 1), self._heads[task], dtype=np.float16)
 
 
 class BaseEncoder(Encoder):

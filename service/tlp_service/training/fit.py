@@ -21,7 +21,7 @@ from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
 from tlp_service.features import base
 from tlp_service.models.base import BaseNetwork
-from tlp_service.models.export import AnyNetwork
+from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss
@@ -37,6 +37,9 @@ RANKED_CANDIDATES = 16
 WARM_UP = 0.1
 #: most candidates of a task by which an epoch is judged
 JUDGED_CANDIDATES = 512
+
+#: A network that can be trained.
+AnyNetwork = PublishedNetwork | MultiHeadNetwork | BaseNetwork
 
 Loss = Literal["rank", "mse", "combined"]
 

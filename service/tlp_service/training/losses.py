@@ -66,9 +66,10 @@ def log_mse_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the logistic loss over the pairs of each list (RankNet, Burges et al. 2005), weighted by how clear they are.
+    """Return the logistic loss over the pairs of each list (RankNet, Burges et al. 2005), weighted by how clear they are and how fast.
 
-    The weight of a pair is the difference of its log labels, at most 1: runs that differ by noise only hardly count.
+    The weight of a pair is the difference of its log labels, at most 1, times the larger label: runs that differ by noise only hardly
+    count, nor do those that are both slow, which no search asks for.
 
     Parameters
     ----------
@@ -78,7 +79,8 @@ def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
     is_real = torch.isfinite(labels)
     logs = torch.log(torch.where(is_real, labels, 1.0))
     both = is_real.unsqueeze(-1) & is_real.unsqueeze(-2)
-    weights = torch.where(both, _differences(logs).clamp(0.0, 1.0), 0.0)
+    faster = torch.where(is_real, labels, 0.0).unsqueeze(-1)
+    weights = torch.where(both, _differences(logs).clamp(0.0, 1.0) * faster, 0.0)
     losses = nn.functional.softplus(-_differences(torch.where(is_real, scores, 0.0)))
     return (weights * losses).sum() / weights.sum().clamp(min=EPSILON)
 

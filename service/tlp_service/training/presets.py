@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,26 +17,46 @@ from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
-from tlp_service.models.base import BaseNetwork
-from tlp_service.models.export import AnyNetwork, read_weights
-from tlp_service.models.published import PublishedNetwork
+from tlp_service.models.base import BaseNetwork, Pieces
+from tlp_service.models.export import SingleNetwork, read_weights
+from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.dataset import TrainingSet
-from tlp_service.training.encoders import BaseEncoder, Encoder, PublishedEncoder
-from tlp_service.training.fit import FitSettings, predict_task, ranked_tasks
+from tlp_service.training.encoders import BaseEncoder, Encoder, HeadEncoder, PublishedEncoder
+from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task, ranked_tasks
 from tlp_service.versions.manifest import Network
 
 log = logging.getLogger(__name__)
 
-PresetName = Literal["published", "base"]
+PresetName = Literal["published", "published-mtl", "base"]
 
-#: Candidates of a task from which the numbers' spread is taken.
-_NORMALISED_CANDIDATES = 128
+#: Candidates of a task from which it is taken where their numbers are cut into pieces.
+_CUT_CANDIDATES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A network of its own in the version that a training ends with.
+
+    Parameters
+    ----------
+    name : str
+        Of its file.
+    network : PublishedNetwork or BaseNetwork
+        What is exported.
+    platforms : tuple of str
+        Platforms that it scores.
+    """
+
+    name: str
+    network: SingleNetwork
+    platforms: tuple[str, ...]
 
 
 class Preset(ABC):
     """A model that can be trained."""
 
     name: PresetName
+    features: Literal["published", "base"]
     settings: FitSettings
 
     @abstractmethod
@@ -48,6 +69,11 @@ class Preset(ABC):
     ) -> AnyNetwork:
         """Return a network to train: a new one, or one with the weights of a version's."""
 
+    def exported(self, kind: PlatformKind, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
+        """Return what a trained network of a platform kind becomes in the version: itself."""
+        assert not isinstance(network, MultiHeadNetwork), "it has parts of its own"
+        return [Exported(kind, network, train.numbered)]
+
     @abstractmethod
     def shape(self, kind: PlatformKind) -> tuple[int, int]:
         """Return the rows of a candidate and the numbers of a row."""
@@ -56,7 +82,8 @@ class Preset(ABC):
 class Published(Preset):
     """TLP as its paper has it."""
 
-    name = "published"
+    name: PresetName = "published"
+    features = "published"
     settings = FitSettings()
 
     def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
@@ -78,10 +105,41 @@ class Published(Preset):
         return PUBLISHED[kind].steps, PUBLISHED[kind].width
 
 
+class PublishedMTL(Published):
+    """TLP with a head a platform; the version has one network a platform, as each is then served like `published`."""
+
+    name = "published-mtl"
+
+    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
+        """Return an encoder that tells the platforms apart."""
+        return HeadEncoder(PUBLISHED[kind])
+
+    def network(
+        self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
+    ) -> AnyNetwork:
+        """Return a network of the published sizes with a head a platform."""
+        if source is not None:
+            raise BadSettings(f"--from: a '{self.name}' cannot be trained on; 'base' and 'published' can")
+        torch.manual_seed(settings.seed)
+        return MultiHeadNetwork(train.table.shape[1], len(train.numbered))
+
+    def exported(self, kind: PlatformKind, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
+        """Return a network a platform that was trained on, the one with the most candidates first."""
+        assert isinstance(network, MultiHeadNetwork), "made by this preset"
+        candidates = Counter[str]()
+        for task in train.tasks:
+            candidates[task.platform] += len(task.costs)
+        return [
+            Exported(f"{kind}-{name}", network.alone(train.numbered.index(name)), (name,))
+            for name, _ in candidates.most_common()
+        ]
+
+
 class Base(Preset):
-    """Ours: residual blocks over the loop nest, four members."""
+    """Ours: residual blocks over the loop nest, eight members."""
 
     name = "base"
+    features = "base"
     settings = FitSettings(
         loss="combined",
         epochs=40,
@@ -96,7 +154,7 @@ class Base(Preset):
         max_candidates=64,
         unknown_platforms=0.1,
     )
-    architecture: dict[str, int] = {"width": 128, "blocks": 3, "members": 4, "task_hidden": 64}  # noqa: RUF012
+    architecture: dict[str, int] = {"width": 64, "blocks": 2, "members": 8, "task_hidden": 64}  # noqa: RUF012
 
     def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
         """Return an encoder that continues the platforms of the source."""
@@ -108,14 +166,14 @@ class Base(Preset):
         """Return a network; platforms that its source lacks begin as the one of its platforms that ranks their records best."""
         torch.manual_seed(settings.seed)
         if source is None:
-            network = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **self.architecture)
+            nests = np.concatenate([task.values[:_CUT_CANDIDATES] for task in train.tasks])
+            pieces = Pieces.cutting(torch.from_numpy(nests.astype(np.float32)))
+            network = BaseNetwork(base.TASK_WIDTH, pieces, **self.architecture)
             with torch.no_grad():  # one that is not trained on is as one that is not known
                 network.task_in.weight[:, base.platform_column(0) :] = 0.0
-            nests = np.concatenate([task.values[:_NORMALISED_CANDIDATES] for task in train.tasks])
-            network.normalise(torch.from_numpy(nests.astype(np.float32)))
             return network
         try:
-            network = BaseNetwork(base.NEST_WIDTH, base.TASK_WIDTH, **source[0].architecture)
+            network = BaseNetwork(base.TASK_WIDTH, **source[0].architecture)
             network.load_state_dict(read_weights(source[1]))
         except (TypeError, RuntimeError) as error:
             raise BadVersion(f"{source[1]}: not a network of this form: {error}") from None
@@ -129,7 +187,7 @@ class Base(Preset):
         return 1, base.TASK_WIDTH
 
 
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in (Published(), Base())}
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (Published(), PublishedMTL(), Base())}
 
 
 def preset_named(name: str) -> Preset:

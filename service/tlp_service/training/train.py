@@ -36,9 +36,9 @@ from tlp_service.training.dataset import (
     valid_records,
     without_large_numbers,
 )
-from tlp_service.training.fit import FitSettings, fit, predict, rank_set, ranked_tasks
+from tlp_service.training.fit import JUDGED_CANDIDATES, FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.parallel import processes, rank
-from tlp_service.training.presets import Preset
+from tlp_service.training.presets import Exported, Preset
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
@@ -142,11 +142,12 @@ def train(command: TrainCommand) -> Path:
     parts = None if store is None else _stored_parts(command, store, sets)
     splits = {kind: _split(kind, whole, parts, command) for kind, whole in sets.items()}
     with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
-        files = {f"{kind}.onnx": Path(scratch, f"{kind}.onnx") for kind in splits}
         networks = [
-            _train_network(kind, splits[kind], command, device, sources.get(kind), files[f"{kind}.onnx"])
-            for kind in splits
+            network
+            for kind, split in splits.items()
+            for network in _train_networks(kind, split, command, device, sources.get(kind), Path(scratch))
         ]
+        files = {network.file: Path(scratch, network.file) for network in networks}
         name = command.preset.name
         settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
         manifest = Manifest(
@@ -268,44 +269,60 @@ def _split(
     return split
 
 
-def _train_network(
+def _train_networks(
     kind: PlatformKind,
     split: dict[str, TrainingSet],
     command: TrainCommand,
     device: str,
     source: tuple[Network, Path] | None,
-    file: Path,
-) -> Network:
-    train_set, validation, test = split["train"], split["validation"], split["test"]
+    folder: Path,
+) -> list[Network]:
+    """Train for a platform kind, and export what the version gets of it."""
+    train_set = split["train"]
     network = command.preset.network(train_set, command.fit, source)
     checkpoint = command.checkpoint and command.checkpoint / f"{kind}.safetensors"
-    fitted = fit(network, train_set, validation, command.fit, device, kind, checkpoint)
-    network = fitted.network.cpu()
-    metrics: dict[str, Any] = {"validation": dataclasses.asdict(fitted.validation)}
+    fitted = fit(network, train_set, split["validation"], command.fit, device, kind, checkpoint)
+    exported = command.preset.exported(kind, fitted.network.cpu(), train_set)
+    return [_export(kind, one, split, command, fitted.epoch, folder / f"{one.name}.onnx") for one in exported]
+
+
+def _export(
+    kind: PlatformKind,
+    exported: Exported,
+    split: dict[str, TrainingSet],
+    command: TrainCommand,
+    epoch: int,
+    file: Path,
+) -> Network:
+    """Write the file of a network, and return what the manifest says of it."""
+    split = {name: _of_platforms(part, exported.platforms) for name, part in split.items()}
+    network, train_set, test = exported.network, split["train"], split["test"]
+    validation = rank_set(network, split["validation"], most_candidates=JUDGED_CANDIDATES)
+    metrics: dict[str, Any] = {"validation": dataclasses.asdict(validation)}
     if test.tasks:
         metrics["test"] = dataclasses.asdict(rank_set(network, test))
         metrics["test_random"] = dataclasses.asdict(random_ranking(task.costs for task in ranked_tasks(test)))
-        _log_ranking(f"{kind}, unseen tasks, the model", metrics["test"])
-        _log_ranking(f"{kind}, unseen tasks, random   ", metrics["test_random"])
+        _log_ranking(f"{exported.name}, unseen tasks, the model", metrics["test"])
+        _log_ranking(f"{exported.name}, unseen tasks, random   ", metrics["test_random"])
     sample = _sample(train_set, SAMPLED)
     raw = predict(network, sample.table, sample.positions, sample.values)
     checked = Sample(sample.table, sample.positions[:CHECKED], sample.values[:CHECKED])
     difference = export_onnx(network, checked, file)
-    log.info("%s: ONNX Runtime differs from torch by at most %.1e", kind, difference)
+    log.info("%s: ONNX Runtime differs from torch by at most %.1e", exported.name, difference)
     steps, row_width = command.preset.shape(kind)
     return Network(
         platform_kind=kind,
         file=file.name,
         sha256=sha256_of(file),
-        features=command.preset.name,
+        features=command.preset.features,
         steps=steps,
         row_width=row_width,
-        platforms=list(train_set.numbered) or sorted({p for part in split.values() for p in part.platforms}),
+        platforms=list(exported.platforms),
         score_map=fit_score_map(raw),
         trained_on={
             name: {"tasks": len(part.tasks), "candidates": part.candidates} for name, part in split.items()
         }
-        | {"epoch": fitted.epoch},
+        | {"epoch": epoch},
         metrics=metrics,
         architecture=network.architecture,
     )
@@ -321,6 +338,10 @@ def _sample(train_set: TrainingSet, count: int) -> Sample:
     ]
     positions = np.stack([task.positions[row] for task, row in chosen])
     return Sample(train_set.table, positions, np.stack([task.values[row] for task, row in chosen]))
+
+
+def _of_platforms(whole: TrainingSet, platforms: tuple[str, ...]) -> TrainingSet:
+    return dataclasses.replace(whole, tasks=tuple(t for t in whole.tasks if t.platform in platforms))
 
 
 def _log_ranking(title: str, figures: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The manifest of a model version: everything needed to score with it, and where it came from.
 
-A version is a folder with ``manifest.json`` and one ONNX file a platform kind. It is immutable; its name
+A version is a folder with ``manifest.json`` and one ONNX file a platform kind, or a platform where each has a head of its own. It is immutable; its name
 contains a hash of its networks.
 """
 
@@ -33,7 +33,7 @@ class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ONNX file of a version: what it reads, what it was trained on, how well it ranks.
+    """One ONNX file of a version, of a platform kind or of one platform: what it reads, what it was trained on, how well it ranks.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created : str
         UTC time, ISO 8601.
     networks : list of Network
-        One a platform kind.
+        One a platform kind; or several, of which the first also scores the platforms of its kind that none is for.
     training : dict
         Settings of the training, and the records it used and left out, by platform and by cause.
     """
@@ -97,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: dict[str, Any] = {}
 
     def network(self, kind: PlatformKind) -> Network | None:
-        """Return the network that scores a platform kind, if there is one."""
+        """Return the network that scores any platform of a kind, if there is one."""
         return next((n for n in self.networks if n.platform_kind == kind), None)
 
 
@@ -173,10 +173,11 @@ def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> P
 
 def version_name(model: str, networks: Sequence[Network]) -> str:
     """Return the name of a version: the model and a hash over all that decides its scores."""
+    own_heads = len({n.platform_kind for n in networks}) < len(networks)
     decides = [
         [n.platform_kind, n.sha256, n.features, n.steps, n.row_width, msgspec.to_builtins(n.score_map)]
         # The numbers of platforms are inputs of `base`.
-        + ([n.platforms] if n.features == "base" else [])
+        + ([n.platforms] if n.features == "base" or own_heads else [])
         for n in sorted(networks, key=lambda n: n.platform_kind)
     ]
     return f"{model}-{hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]}"

@@ -34,7 +34,8 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
         having = [n for n in manifest.networks if platform in (n.platform_kind, *n.platforms)]
         named = next((n for n in having if n.platform_kind == kind), having[0] if having else None)
         if named is None:
-            known = ", ".join(p for n in manifest.networks for p in (n.platform_kind, *n.platforms))
+            names = [p for n in manifest.networks for p in (n.platform_kind, *n.platforms)]
+            known = ", ".join(dict.fromkeys(names))
             raise UnknownName(
                 f"task.platform: version {manifest.version} does not know {platform!r}; it knows {known}",
                 code="unknown_platform",
