@@ -5,7 +5,7 @@ Importing this package costs nothing: no numpy, no urllib3, no TVM. The parts ar
 - ``tlp_client.records``    Ansor records, typed, and back to text; ``tlp_client.logs`` reads files of them
 - ``tlp_client.wire``       the JSON that client and server exchange
 - ``tlp_client.connection`` deadlines, retry, circuit breaker over HTTP
-- ``tlp_client.outbox``     measured results on their way to the service
+- ``tlp_client.outbox``     measured results on their way to the service; ``tlp_client.spool`` has them on disk
 - ``tlp_client.ansor``      ``TLPRemoteModel``, the cost model for Ansor (needs TVM)
 """
 

@@ -33,6 +33,7 @@ from tlp_client.fallback import LocalFallback
 from tlp_client.outbox import Outbox
 from tlp_client.records import RecordParser, split_primitives
 from tlp_client.score_cache import ScoreCache
+from tlp_client.spool import Spool, find_folder
 from tlp_client.states import serialize_states
 from tlp_client.tasks import Task
 from tlp_client.wire.fields import read_name
@@ -82,6 +83,9 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         Name under which this worker measures; host and process id by default.
     deadline_s : float
         Seconds that one predict may take.
+    outbox_dir : str, path or None
+        Folder in which measurements wait for the service, so that they outlive this process; "" for memory only. By default
+        ``$TLP_OUTBOX_DIR``, or else ``tlp/outbox`` in the user's cache folder.
     connection, outbox : Connection, Outbox or None
         For tests.
 
@@ -98,6 +102,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         *,
         worker: str | None = None,
         deadline_s: float = 10.0,
+        outbox_dir: str | os.PathLike[str] | None = None,
         connection: Connection | None = None,
         outbox: Outbox | None = None,
     ) -> None:
@@ -106,7 +111,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         self._connection = connection or Connection(
             url, platform=platform, deadline_s=deadline_s, client=worker
         )
-        self.outbox = outbox or Outbox(self._connection, worker)
+        self.outbox = outbox or _open_outbox(self._connection, worker, outbox_dir)
         self.counts = Counts()
         self._fallback = LocalFallback()
         self._parser = RecordParser()
@@ -338,6 +343,12 @@ def make_search_policies(
         )
         for task in tasks
     ]
+
+
+def _open_outbox(connection: Connection, worker: str, named: str | os.PathLike[str] | None) -> Outbox:
+    folder = find_folder(named)
+    spool = Spool(folder, connection.url, connection.platform) if folder is not None else None
+    return Outbox(connection, worker, spool=spool)
 
 
 def _worker_name() -> str:

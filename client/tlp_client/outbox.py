@@ -8,12 +8,13 @@ import multiprocessing.util
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tlp_client.connection import Connection
 from tlp_client.errors import Refused, ServiceError
 from tlp_client.fork import call_in_child
+from tlp_client.spool import Letter, Spool
 
 log = logging.getLogger(__name__)
 
@@ -21,18 +22,12 @@ log = logging.getLogger(__name__)
 _REMEMBERED_IDS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    id: str
-    line: str
-    version: str | None
-
-
 class Outbox:
     """Holds measurements until the service has acknowledged them. `put` never waits for the network.
 
-    The ids stay the same however often a record is sent, so none is counted twice. Letters live in memory: a worker that is
-    killed loses what the service did not acknowledge yet.
+    The ids stay the same however often a record is sent, so none is counted twice. Letters live in memory, and in the file of
+    the spool for the case that this process is killed: the next one sends them first, in order, under the worker's name
+    that they had.
 
     Parameters
     ----------
@@ -40,8 +35,10 @@ class Outbox:
         How to send.
     worker : str
         Who measured.
-    capacity : int
-        Most records held; beyond it the oldest are dropped, counted and reported.
+    spool : Spool or None
+        Keeps letters on disk, those of killed processes too. None: a process that is killed loses what was not acknowledged.
+    capacity, capacity_bytes : int
+        Most records held, and most bytes of their lines; beyond either the oldest are dropped, counted and reported.
     batch : int
         Records a request.
     first_pause_s, longest_pause_s : float
@@ -55,7 +52,9 @@ class Outbox:
         connection: Connection,
         worker: str,
         *,
+        spool: Spool | None = None,
         capacity: int = 100_000,
+        capacity_bytes: int = 256 * 2**20,
         batch: int = 512,
         first_pause_s: float = 0.5,
         longest_pause_s: float = 30.0,
@@ -63,11 +62,14 @@ class Outbox:
     ) -> None:
         self._connection = connection
         self._worker = worker
+        self._spool = spool
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
         self._batch = batch
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
-        self._letters: deque[_Letter] = deque()
+        self._letters: deque[Letter] = deque()
+        self._bytes = 0  # of the lines in it
         self._waiting_ids: set[str] = set()
         self._gone_ids: dict[str, None] = {}  # of the last that went, oldest first
         self._changed = threading.Condition()
@@ -79,17 +81,29 @@ class Outbox:
         self.dropped = 0
         _flush_at_exit(self, exit_wait_s)
         call_in_child(self._begin_anew)
+        self._adopt()
 
     def _begin_anew(self) -> None:
         """Forget, in a child of fork, what the parent sends, and the thread that only the parent has."""
         self._letters.clear()
+        self._bytes = 0
         self._waiting_ids.clear()
+        if self._spool is not None:
+            self._spool.begin_anew()
         self._changed = threading.Condition()
         self._hurry = threading.Event()
         self._thread = None
 
+    def _adopt(self) -> None:
+        """Begin with what killed processes left."""
+        adopted = self._spool.adopt(self._capacity_bytes) if self._spool is not None else []
+        if adopted:
+            log.info("%d measurements of workers that ended are sent first", len(adopted))
+            with self._changed:
+                self._take(adopted)
+
     def put(self, lines: Sequence[tuple[str, str]], version: str | None) -> None:
-        """Take over records; one whose id waits or went lately is left out.
+        """Take over records; one whose id waits or went lately is left out. Waits for the disk at most.
 
         Parameters
         ----------
@@ -98,25 +112,51 @@ class Outbox:
         version : str or None
             Model version that scored them.
         """
+        letters = {id_: Letter(id_, line, version, self._worker) for id_, line in lines}
         with self._changed:
-            for id_, line in lines:
-                if id_ not in self._waiting_ids and id_ not in self._gone_ids:
-                    self._waiting_ids.add(id_)
-                    self._letters.append(_Letter(id_, line, version))
-            while len(self._letters) > self._capacity:
-                self._waiting_ids.discard(self._letters.popleft().id)
-                if not self.dropped:
-                    log.warning("the service has not taken measurements for long; the oldest are dropped")
-                self.dropped += 1
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="tlp-outbox", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            new = [
+                letter
+                for id_, letter in letters.items()
+                if id_ not in self._waiting_ids and id_ not in self._gone_ids
+            ]
+            if self._spool is not None:
+                self._spool.add(new)
+            self._take(new)
+
+    def _take(self, letters: Iterable[Letter]) -> None:
+        for letter in letters:
+            self._letters.append(letter)
+            self._waiting_ids.add(letter.id)
+            self._bytes += len(letter.line)
+        dropped = []
+        while len(self._letters) > self._capacity or self._bytes > self._capacity_bytes:
+            dropped.append(self._take_out_first())
+        if dropped and not self.dropped:
+            log.warning("the service has not taken measurements for long; the oldest are dropped")
+        self.dropped += len(dropped)
+        if self._spool is not None:
+            self._spool.remove(dropped)
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="tlp-outbox", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _take_out_first(self) -> str:
+        letter = self._letters.popleft()
+        self._waiting_ids.discard(letter.id)
+        self._bytes -= len(letter.line)
+        return letter.id
 
     @property
     def waiting(self) -> int:
         """Records that are not acknowledged yet."""
         return len(self._letters)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the records wait on disk; None if one of them waits in memory only."""
+        is_kept = self._spool is not None and self._spool.held == len(self._letters)
+        return self._spool.folder if self._spool is not None and is_kept else None
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every record is acknowledged or refused, and return whether that happened in time."""
@@ -125,9 +165,11 @@ class Outbox:
             return self._changed.wait_for(lambda: not self._letters, timeout_s)
 
     def close(self) -> None:
-        """Stop sending. What waits is lost; `flush` first."""
+        """Stop sending. What waits is left to the next outbox with such a spool, and lost without one; `flush` first."""
         with self._changed:
             self._closed = True
+            if self._thread is None:
+                self._close_spool()
             self._changed.notify_all()
         self._hurry.set()
 
@@ -137,6 +179,8 @@ class Outbox:
             with self._changed:
                 self._changed.wait_for(lambda: self._letters or self._closed)
                 if self._closed:
+                    # Not in `close`: while a batch is on its way, no other process may adopt it.
+                    self._close_spool()
                     return
                 batch = self._next_batch()
             try:
@@ -152,20 +196,27 @@ class Outbox:
                 self._hurry.wait(self._longest_pause_s)
                 self._hurry.clear()
 
-    def _next_batch(self) -> list[_Letter]:
-        """Return the first letters of one version; they stay in the box until they are acknowledged."""
-        version = self._letters[0].version
-        batch: list[_Letter] = []
+    def _close_spool(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+
+    def _next_batch(self) -> list[Letter]:
+        """Return the first letters of one version and worker; they stay in the box until they are acknowledged."""
+        first = self._letters[0]
+        batch: list[Letter] = []
         for letter in self._letters:
-            if letter.version != version or len(batch) == self._batch:
+            is_alike = (letter.version, letter.worker) == (first.version, first.worker)
+            if not is_alike or len(batch) == self._batch:
                 break
             batch.append(letter)
         return batch
 
-    def _send(self, batch: list[_Letter]) -> None:
+    def _send(self, batch: list[Letter]) -> None:
         try:
             answer = self._connection.send(
-                [(letter.id, letter.line) for letter in batch], worker=self._worker, version=batch[0].version
+                [(letter.id, letter.line) for letter in batch],
+                worker=batch[0].worker,
+                version=batch[0].version,
             )
         except Refused as error:
             if error.status != 413 and error.code not in ("invalid", "malformed"):
@@ -182,16 +233,18 @@ class Outbox:
             log.warning("the service refuses a measurement: %s", reason)
         self._remove(batch, rejected=len(answer.rejected))
 
-    def _remove(self, batch: list[_Letter], rejected: int) -> None:
+    def _remove(self, batch: list[Letter], rejected: int) -> None:
         sent = {letter.id for letter in batch}
         with self._changed:
             # Letters may have been dropped meanwhile, so those sent are found by id at the head.
+            gone = []
             while self._letters and self._letters[0].id in sent:
-                gone = self._letters.popleft().id
-                self._waiting_ids.discard(gone)
-                self._gone_ids[gone] = None
+                gone.append(self._take_out_first())
+            self._gone_ids.update(dict.fromkeys(gone))
             while len(self._gone_ids) > _REMEMBERED_IDS:
                 del self._gone_ids[next(iter(self._gone_ids))]
+            if self._spool is not None:
+                self._spool.remove(gone)
             self.rejected += rejected
             self.acknowledged += len(batch) - rejected
             self._changed.notify_all()
@@ -207,7 +260,8 @@ def _flush_at_exit(outbox: Outbox, wait_s: float) -> None:
             return
         is_done.set()
         if not box.flush(wait_s):
-            log.warning("%d measurements were not sent; upload the tuning log to keep them", box.waiting)
+            kept = f"they wait in {box.folder}" if box.folder else "upload the tuning log to keep them"
+            log.warning("%d measurements were not sent; %s", box.waiting, kept)
 
     atexit.register(flush)
     # Children of multiprocessing end without atexit.

@@ -24,6 +24,13 @@ PLATFORM = "epyc-9004-2c"
 CPU_TARGET = "llvm -mcpu=core-avx2 -num-cores 2"
 
 
+@pytest.fixture(autouse=True)
+def outbox_dir(tmp_path, monkeypatch):
+    """Each test has a folder of its own for what waits: none sends what another left."""
+    monkeypatch.setenv("TLP_OUTBOX_DIR", str(tmp_path / "outbox"))
+    return tmp_path / "outbox"
+
+
 @pytest.fixture(scope="session")
 def server(session_dir):
     with start(session_dir / "worker-stream") as running:

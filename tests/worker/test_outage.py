@@ -227,6 +227,36 @@ def test_kill_9_in_the_middle_of_a_tuning_run(tmp_path, small_task, caplog):
             server.__exit__()
 
 
+def test_what_a_killed_worker_measured_while_the_service_was_down_arrives_by_the_next(tmp_path, outbox_dir):
+    import signal
+    import subprocess
+    import sys
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    program = f"""
+import os, sys; sys.path[:0] = {sys.path!r}
+from conftest import sample
+from operators import OPERATORS
+from test_ansor_model import pairs
+from tlp_client.ansor import TLPRemoteModel
+from tvm import auto_scheduler
+task = auto_scheduler.SearchTask(func=OPERATORS["softmax 512x1024"][0], args=(16, 16), target="llvm")
+TLPRemoteModel({url!r}, platform="epyc-9004-2c").update(*pairs(task, sample(task, 10)))
+os.kill(os.getpid(), 9)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False, timeout=100)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(outbox_dir.iterdir())) == 1
+    with Server(SERVICE_PYTHON, tmp_path / "stream", port=port) as server:
+        model = TLPRemoteModel(url, platform="epyc-9004-2c")
+        assert model.outbox.flush(20)
+        assert server.metric("tlp_measurement_stream_length") == 10
+        model.outbox.close()
+    assert list(outbox_dir.iterdir()) == []
+
+
 def test_a_process_that_ends_sends_its_last_records(tmp_path, server):
     """The outbox is flushed at exit, without any call."""
     import subprocess

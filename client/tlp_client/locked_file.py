@@ -1,0 +1,87 @@
+"""A file that belongs to one process as long as that lives."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+#: whether this system has the locks
+IS_AVAILABLE = fcntl is not None
+
+
+class LockedFile:
+    """A file and the lock on it (flock), which ends with the last descriptor: closed, or its process dead."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    @classmethod
+    def create(cls, path: Path, content: bytes) -> LockedFile:
+        """Make a file that nobody sees half written or without its lock."""
+        aside = path.with_suffix(".tmp")
+        file = cls(aside, os.open(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            fcntl.flock(file._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.append(content)
+            os.replace(aside, path)
+        except BaseException:
+            file.remove()
+            raise
+        file.path = path
+        return file
+
+    @classmethod
+    def take(cls, path: Path) -> LockedFile | None:
+        """Lock a file whose owner is dead; None if it has an owner, or is another user's."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except OSError:
+            return None
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the two calls above an owner may have replaced or removed it.
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return cls(path, descriptor)
+        os.close(descriptor)
+        return None
+
+    def append(self, content: bytes) -> None:
+        """Write at the end, all of it or, if the disk does not take that, nothing.
+
+        Raises
+        ------
+        OSError
+            If the disk is full, say.
+        """
+        # No fsync: what is written outlives the process. A machine that loses its power may lose the last seconds.
+        rest = memoryview(content)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self.size)  # or the next line would be part of a half one
+            raise
+        self.size += len(content)
+
+    def remove(self) -> None:
+        """Delete the file."""
+        # Before the lock goes, or another process would adopt it.
+        with suppress(OSError):
+            os.unlink(self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; closed once more, nothing happens."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            # Not unlocked: a child of fork shares the lock, and closing leaves it to the parent.
+            os.close(descriptor)

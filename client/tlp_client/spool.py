@@ -1,0 +1,258 @@
+"""Letters of an outbox on disk, for the next process if this one is killed.
+
+A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service and the platform that the letters are
+for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
+it as long as it lives; a file without a lock is adopted by the next process that sends to the same address.
+
+Nothing here raises because of the disk: the search goes on, and letters are in memory, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tlp_client.errors import is_text
+from tlp_client.locked_file import IS_AVAILABLE, LockedFile
+
+log = logging.getLogger(__name__)
+
+#: bytes of lines that are no longer needed, beyond as much as is needed, at which a file is rewritten
+_SLACK_BYTES = 2**20
+
+#: age in seconds at which a file written aside, whose lock is free, is a leftover of a killed process
+_LEFTOVER_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record on its way to the service: its id and line, the version that scored it, the worker that measured it."""
+
+    id: str
+    line: str
+    version: str | None
+    worker: str
+
+
+def find_folder(named: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder of files of letters, or None for memory only.
+
+    Parameters
+    ----------
+    named : str, path or None
+        What the caller names; "" for memory only. None takes ``TLP_OUTBOX_DIR`` of the environment, where "" means
+        the same, or else ``tlp/outbox`` in the user's cache folder.
+    """
+    if not IS_AVAILABLE:
+        return None
+    if named is None:
+        named = os.environ.get("TLP_OUTBOX_DIR")
+    if named is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if not os.path.isabs(cache):  # a user without a home; XDG ignores relative paths as well
+            log.warning("measurements wait in memory only: there is no cache folder")
+            return None
+        named = os.path.join(cache, "tlp", "outbox")
+    if not os.fspath(named):
+        return None
+    return Path(os.path.expanduser(named)).absolute()
+
+
+class Spool:
+    """The letters of one outbox on disk. Not thread-safe: its outbox guards it.
+
+    Parameters
+    ----------
+    folder : Path
+        Shared by all workers of a user; made when the first letter comes.
+    url : str
+        Of the service.
+    platform : str or None
+        That the letters are for. It is part of the address because requests state it and ids are made with it.
+    """
+
+    def __init__(self, folder: Path, url: str, platform: str | None) -> None:
+        self.folder = folder
+        address = f"{url.rstrip('/')}\n{platform}".encode()
+        self._address = hashlib.sha256(address).hexdigest()[:16]  # a URL may hold a password
+        self._file: LockedFile | None = None
+        self._sizes: dict[str, int] = {}  # of the lines that are needed, by id
+        self._needed_bytes = 0
+        self._is_closed = False
+        self._has_warned = False
+
+    @property
+    def held(self) -> int:
+        """Letters that are on disk and not gone."""
+        return len(self._sizes)
+
+    def adopt(self, most_bytes: int) -> list[Letter]:
+        """Take over what dead processes left for this address, and return it, oldest file first.
+
+        Parameters
+        ----------
+        most_bytes : int
+            Once half of it is taken, further files are left to the next process, so that nothing has to be dropped.
+        """
+        taken: list[LockedFile] = []
+        letters: dict[str, Letter] = {}
+        damaged = 0
+        try:
+            for path in self._abandoned():
+                if sum(file.size for file in taken) > most_bytes // 2:
+                    break
+                file = LockedFile.take(path)
+                if file is not None:
+                    taken.append(file)
+                    damaged += _read_letters(file.path, letters)
+            if letters:
+                self._write_anew(letters.values())
+            # Killed before this line, both files hold the letters; the next to adopt them knows them by their ids.
+            for file in taken:
+                file.remove()
+        except (OSError, ValueError) as error:
+            self._warn(error)
+            letters.clear()  # the files stay, for a process that can take them over
+        finally:
+            for file in taken:
+                file.close()
+        if damaged:
+            log.warning("%d damaged lines of waiting measurements are skipped", damaged)
+        return list(letters.values())
+
+    def add(self, letters: Collection[Letter]) -> None:
+        """Write letters down. What a full disk does not take is in memory only."""
+        if self._is_closed or not letters:
+            return
+        try:
+            if self._file is None:
+                self._write_anew(letters)
+            else:
+                lines = {letter.id: _line_of(letter) for letter in letters}
+                self._file.append(b"".join(lines.values()))
+                self._need(lines)
+        except (OSError, ValueError) as error:
+            self._warn(error)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Note that letters are gone. The file goes with the last of them."""
+        gone = [id_ for id_ in ids if id_ in self._sizes]
+        if self._file is None or not gone:
+            return
+        for id_ in gone:
+            self._needed_bytes -= self._sizes.pop(id_)
+        if not self._sizes:
+            self._file.remove()
+            self._file = None
+            return
+        try:
+            self._file.append(json.dumps({"gone": gone}).encode() + b"\n")
+            if self._file.size > 2 * self._needed_bytes + _SLACK_BYTES:
+                self._compact()
+        except (OSError, ValueError) as error:
+            self._warn(error)
+
+    def close(self) -> None:
+        """Leave what is not gone to the next process."""
+        self._is_closed = True
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Let go of the file; in a child of fork, whose parent goes on with it, its lock stays the parent's."""
+        file, self._file = self._file, None
+        self._sizes.clear()
+        self._needed_bytes = 0
+        if file is not None:
+            file.close()
+
+    def _abandoned(self) -> list[Path]:
+        """Return the files at this address, oldest first, those in use among them; delete leftovers."""
+        try:
+            names = sorted(name for name in os.listdir(self.folder) if name.startswith(f"{self._address}-"))
+        except FileNotFoundError:
+            return []
+        for name in names:
+            path = self.folder / name
+            # A file that is being made has no lock for an instant, so only the age tells it from a leftover.
+            file = LockedFile.take(path) if name.endswith(".tmp") and _is_old(path) else None
+            if file is not None:
+                file.remove()
+        return [self.folder / name for name in names if name.endswith(".jsonl")]
+
+    def _compact(self) -> None:
+        letters: dict[str, Letter] = {}
+        assert self._file is not None
+        _read_letters(self._file.path, letters)
+        self._write_anew([letter for letter in letters.values() if letter.id in self._sizes])
+
+    def _write_anew(self, letters: Iterable[Letter]) -> None:
+        """Replace the file of this process, or begin one, with these letters."""
+        if self._file is None:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            name = f"{self._address}-{time.time_ns():020}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+            path = self.folder / name
+        else:
+            path = self._file.path
+        lines = {letter.id: _line_of(letter) for letter in letters}
+        before, self._file = self._file, LockedFile.create(path, b"".join(lines.values()))
+        if before is not None:
+            before.close()
+        self._sizes.clear()
+        self._needed_bytes = 0
+        self._need(lines)
+
+    def _need(self, lines: dict[str, bytes]) -> None:
+        for id_, line in lines.items():
+            self._sizes[id_] = len(line)
+            self._needed_bytes += len(line)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            log.warning(
+                "the outbox's file fails, so measurements are lost if this process is killed: %s", error
+            )
+        self._has_warned = True
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _LEFTOVER_AGE_S
+    except FileNotFoundError:  # renamed meanwhile
+        return False
+
+
+def _read_letters(path: Path, letters: dict[str, Letter]) -> int:
+    """Add the letters that are not gone, in order; return how many lines are damaged, a cut last one included."""
+    damaged = 0
+    with open(path, "rb") as lines:
+        for line in lines:
+            try:
+                fields = json.loads(line)
+                if "gone" in fields:
+                    for id_ in fields["gone"]:
+                        letters.pop(id_, None)
+                else:
+                    letter = _read_letter(fields)
+                    letters.setdefault(letter.id, letter)
+            except (ValueError, TypeError, RecursionError):
+                damaged += 1
+    return damaged
+
+
+def _line_of(letter: Letter) -> bytes:
+    return json.dumps(asdict(letter)).encode() + b"\n"
+
+
+def _read_letter(fields: dict[str, object]) -> Letter:
+    letter = Letter(**fields)  # type: ignore[arg-type]  # checked below
+    texts = [letter.id, letter.line, letter.worker, *([] if letter.version is None else [letter.version])]
+    if not all(is_text(text) for text in texts):
+        raise ValueError("a letter is made of text")
+    return letter
