@@ -44,6 +44,26 @@ def test_the_version_can_be_stated_and_must_be_loaded(server, good, linear_versi
     assert "'published-000000000000' is not loaded" in answer["error"]
 
 
+def test_how_likely_candidates_are_to_run_is_told_where_it_is_asked(tmp_path, server, good, measured_lines):
+    status, answer = server.post("/v1/predict", {**good[0], "validity": True})
+    assert (status, answer["code"]) == (422, "invalid")
+    assert "does not tell it" in answer["error"]
+    task, (_, steps) = json.loads(measured_lines[0])["i"]
+    request = {
+        "format": 1,
+        "task": {"workload_key": task[0], "target": task[1]},
+        "candidates": [steps, [7], []],
+        "on_invalid": "report",
+    }
+    with start(tmp_path / "stream") as shipped:
+        plain = shipped.post("/v1/predict", request)[1]
+        asked = shipped.post("/v1/predict", {**request, "validity": True})[1]
+    told = asked.pop("validity")
+    assert asked == plain
+    assert told[1] is None
+    assert all(0 < told[n] < 1 for n in (0, 2))
+
+
 @pytest.mark.parametrize(
     ("platform", "target", "status"),
     [

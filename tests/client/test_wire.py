@@ -101,6 +101,7 @@ def document(**changes):
         (document(task={"workload_key": "[]", "target": "llvm", "platform": "a b"}), "task.platform"),
         (document(version=7), "version: 1 to 128 letters"),
         (document(on_invalid="ignore"), "on_invalid: 'reject' or 'report'"),
+        (document(validity=1), "validity: true or false, not 1"),
         (document(candidates=[]), "candidates: a list of one or more"),
         (document(candidates={"a": 1}), "candidates: a list of one or more"),
         (document(primitives="CI"), "primitives: a list"),
@@ -260,7 +261,7 @@ JSON = st.recursive(
     max_leaves=10,
 )
 PLACES = st.sampled_from(
-    ["format", "task", "version", "on_invalid", "primitives", "candidates", "records", "worker"]
+    ["format", "task", "version", "on_invalid", "validity", "primitives", "candidates", "records", "worker"]
 )
 
 

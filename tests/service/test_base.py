@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from test_loop_nest import any_primitive
 
 from tlp_client.primitives import read_primitive
 from tlp_client.wire.predict import read_predict
-from tlp_service.errors import BadVersion, InvalidBody
+from tlp_service.errors import BadRecords, BadVersion, InvalidBody
 from tlp_service.features import base
 from tlp_service.models.base import BaseNetwork, Pieces
 from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.training.dataset import TrainingSet, TrainingTask
+from tlp_service.training.presets import PRESETS
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
@@ -220,6 +223,40 @@ def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
     monkeypatch.setattr(base, "NEST_WIDTH", base.NEST_WIDTH + 1)
     with pytest.raises(BadVersion, match=rf"its features 'base' are {base.TASK_WIDTH} x {base.NEST_WIDTH}"):
         Scorer(version[0])
+
+
+def test_numbers_are_cut_where_they_differ():
+    """A constant, three values, many, and a few beside a mode: at each value, at quantiles, and where quantiles leave the mode."""
+    many = torch.arange(101.0)
+    rare = torch.where(many > 80, many, 7.0)
+    pieces = Pieces.cutting(torch.stack([torch.ones(101), many % 3, many, rare], dim=1))
+    ends = zip(
+        pieces.columns.tolist(), pieces.middle - pieces.reach, pieces.middle + pieces.reach, strict=True
+    )
+    cuts = [(column, low.item(), high.item()) for column, low, high in ends]
+    assert cuts[:2] == [(1, 0, 1), (1, 1, 2)]
+    eighths = [0, 12, 25, 38, 50, 62, 75, 88, 100]  # half a place is rounded to the even one
+    assert cuts[2:10] == [(2, *pair) for pair in pairwise(eighths)]
+    assert cuts[10:] == [(3, 7, 88), (3, 88, 100)]
+
+
+def test_a_piece_rises_in_a_line_and_is_flat_outside():
+    pieces = Pieces.cutting(torch.tensor([[0.0], [2.0], [6.0]]))
+    found = pieces(torch.tensor([[-5.0], [0.0], [1.0], [2.0], [3.0], [6.0], [60.0]]))
+    assert found.tolist() == [[-1, -1], [-1, -1], [0, -1], [1, -1], [1, -0.5], [1, 1], [1, 1]]
+
+
+def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
+    nests = np.zeros((9, base.NEST_WIDTH), dtype=np.float16)
+    nests[4, 7] = 1
+    network = BaseNetwork(base.TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests).float()), **SMALL).eval()
+    sample = Sample(base.task_row("[]", 0)[None], np.zeros((9, 1), dtype=np.int32), nests)
+    assert export_onnx(network, sample, tmp_path / "one.onnx") <= 1e-5
+    assert read_weights(tmp_path / "one.onnx")["pieces.columns"].tolist() == [7]
+    task = TrainingTask("p", "w", sample.positions, nests[:3], np.ones(3))
+    alike = TrainingSet(sample.table, (task,), ("p",))
+    with pytest.raises(BadRecords, match="all alike"):
+        PRESETS["base"].network(alike, PRESETS["base"].settings, None)
 
 
 def test_members_are_networks_of_their_own(trained):

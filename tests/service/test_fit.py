@@ -13,10 +13,11 @@ import torch
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.models.export import read_weights
-from tlp_service.models.published import PublishedNetwork
+from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training import fit as fit_module
 from tlp_service.training.dataset import ImportReport, build_sets
 from tlp_service.training.fit import fit, predict_task
+from tlp_service.training.parallel import average_gradients
 from tlp_service.training.presets import PRESETS, preset_named
 
 SMALL = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
@@ -113,6 +114,18 @@ def test_a_task_scores_as_in_the_whole_table(records):
 def test_a_model_that_nobody_can_train_is_named():
     with pytest.raises(BadSettings, match="'magic' cannot be trained; published, published-mtl, base can"):
         preset_named("magic")
+
+
+def test_a_head_that_took_no_part_has_a_gradient_of_zeros():
+    """Processes must agree on what they average, and a step on one must be that of many."""
+    network = MultiHeadNetwork(22, heads=2)
+    network.score_distinct(
+        torch.rand(3, 22), torch.zeros((2, 25), dtype=torch.int64), torch.ones(2, 1)
+    ).sum().backward()
+    assert network.heads[0][0].weight.grad is None
+    average_gradients(network)
+    assert not network.heads[0][0].weight.grad.any()
+    assert network.heads[1][0].weight.grad.any()
 
 
 @pytest.mark.timeout(240)

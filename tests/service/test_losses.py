@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss
+from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss, validity_loss
 
 
 def by_hand(scores, labels):
@@ -92,7 +92,13 @@ def test_the_pair_loss_by_hand():
     assert pair_loss(scores, torch.ones_like(labels)).item() == 0.0  # equal costs have no order
 
 
-@pytest.mark.parametrize("loss", [log_mse_loss, pair_loss])
+def test_the_validity_loss_by_hand():
+    labels, scores = lists([1.0, 1e-10, math.nan]), lists([2.0, -1.0, 5.0])
+    expected = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-1))) / 2
+    assert validity_loss(scores, labels).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", [log_mse_loss, pair_loss, validity_loss])
 def test_padding_has_no_part_in_a_loss_nor_in_its_gradient(loss):
     scores = torch.tensor([[0.3, -1.0, 0.5]], dtype=torch.float64, requires_grad=True)
     alone = loss(scores, lists([1.0, 0.2, 0.7]))

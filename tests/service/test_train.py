@@ -74,7 +74,7 @@ def test_the_command_writes_a_version_that_serves(tmp_path, measured_lines, cuda
     [
         (["--records", "missing.json"], "no such file or directory: missing.json"),
         (["--records", "empty.json"], "no task with two or more valid records; no records at all"),
-        (["--records", "failed.json"], "left out: failed or implausible run: 3"),
+        (["--records", "failed.json"], "not ranked: failed or implausible run: 3"),
         (["--records", "failed.json", "--platforms", "bad.csv"], "bad.csv:2: "),
         (["--records", "failed.json", "--platforms", "missing.csv"], "missing.csv: No such file"),
         (["--records", "few.json", "--platform", "my cpu!"], "platform: 1 to 128 letters"),

@@ -2,15 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tlp_client.tasks import canonical_workload_key
 from tlp_client.wire.predict import read_predict
 from tlp_service.cli import main
+from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.training.dataset import ImportReport, build_sets, valid_records
 from tlp_service.training.presets import PRESETS
+from tlp_service.training.validity import validity_set
 from tlp_service.versions.manifest import read_manifest
 
 
@@ -114,7 +118,80 @@ def test_each_platform_has_a_head_of_its_own(store, tmp_path, capsys):
 
     assert score("cpu") == score("fast") != score("slow")
     status = main(["train", "--records", str(store), "--model", "published-mtl", "--from", str(folder), "--out", str(tmp_path)])  # fmt: skip
-    assert (status, "a 'published-mtl' cannot be trained on" in capsys.readouterr().err) == (2, True)
+    assert (status, "a 'published-mtl' is trained from nothing only" in capsys.readouterr().err) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory, measured_lines):
+    """The committed records, of which those fail that unroll by 512 steps; one candidate ran well once."""
+    folder = tmp_path_factory.mktemp("failing")
+    lines, failed = [], []
+    for line in measured_lines:
+        document = json.loads(line)
+        if document["r"][1] == 0 and "auto_unroll_max_step$512" in line:
+            document["r"] = [[1e10], 4, 0.1, 1]
+            failed.append(json.dumps(document))
+        lines.append(json.dumps(document))
+    again = json.loads(failed[0])
+    again["r"] = [[0.5], 0, 0.1, 2]
+    (folder / "log.json").write_text("\n".join([*lines, json.dumps(again)]))
+    arguments = [str(folder / "log.json"), "--store", str(folder / "records"), "--platform", "box"]
+    assert main(["records", "import", *arguments, "--seed", "4", "--processes", "1"]) == 0
+    return folder / "records", len(failed)
+
+
+def test_what_fails_is_learned_beside_what_is_fast(failing, tmp_path, capsys):
+    store, failed = failing
+    long = ("--epochs", "20", "--batch", "32", "--learning-rate", "1e-2")
+    folder = train(store, tmp_path, capsys, *long)
+    manifest = read_manifest(folder)
+    (network,) = manifest.networks
+    assert network.files == ["cpu.onnx", "cpu-validity.onnx"]
+    assert manifest.training["records"]["not ranked: failed or implausible run"] == failed + 8
+    assert network.validity.metrics["auc"] > 0.6  # of six tasks learned, on one or two that are not
+    assert network.validity.metrics["tasks"] > 0
+    # What reads a version's scores does not change with what is learned about failures.
+    alone = read_manifest(train(store, tmp_path / "again", capsys, *long)).networks[0]
+    assert (alone.sha256, alone.validity.sha256) == (network.sha256, network.validity.sha256)
+    scorer = Scorer(folder)
+    learned = part_of_store(RecordStore(store), "train")
+    *_, record = (r for _, r in learned if not r.is_valid and "512" in str(r.primitives))
+    task = {"workload_key": record.task.workload_key, "target": record.task.target, "platform": "box"}
+    steps = [p.to_json() for p in record.primitives]
+    tame = [[*s[:3], "auto_unroll_max_step$16"] if s[0] == "PR" else s for s in steps]
+    request = {
+        "format": 1,
+        "task": task,
+        "candidates": [steps, tame, [7]],
+        "validity": True,
+        "on_invalid": "report",
+    }
+    prepared = scorer.prepare(read_predict(request))
+    work = prepared.validity
+    found = scorer.probabilities(prepared, work.network.score_all(work.table, work.plan))
+    assert 0 < found[0] < 0.5 < found[1] < 1
+    assert np.isnan(found[2])
+    # Trained on, it begins from both networks.
+    second = train(store, tmp_path, capsys, "--from", str(folder), "--epochs", "1", "--batch", "64")
+    assert read_manifest(second).networks[0].validity.metrics["auc"] > 0.6
+
+
+def test_failed_runs_are_no_slow_candidates_and_one_that_ran_once_is_valid(failing):
+    store, failed = failing
+    encoders = {"cpu": PRESETS["base"].encoder("cpu", None)}
+    records = list(valid_records(stored_records(RecordStore(store)), ImportReport(), with_failed=True))
+    whole = build_sets(records, encoders, ImportReport())["cpu"]
+    ran = {(r.task.workload, r.primitives) for _, r in records if r.is_valid}
+    never = {(r.task.workload, r.primitives) for _, r in records} - ran
+    workloads = {workload for workload, _ in never} & {task.workload for task in whole.tasks}
+    assert sum(len(task.failed) for task in whole.tasks) == sum(w in workloads for w, _ in never) > failed / 2
+    assert max(task.costs.max() for task in whole.tasks) == 0.5
+    with_failed = validity_set(whole)
+    for task, both in zip(whole.tasks, with_failed.tasks, strict=True):
+        assert both.labels.round(9).tolist() == [1.0] * len(task.costs) + [0.0] * len(task.failed)
+        np.testing.assert_array_equal(
+            both.values[len(task.costs) :], task.failed.reshape(-1, both.values.shape[1])
+        )
 
 
 def test_workloads_of_one_log_are_held_together(store, tmp_path, capsys):

@@ -12,7 +12,8 @@ A predict request holds each distinct primitive once and the candidates as lists
 Without ``primitives`` the candidates are lists of primitives themselves. ``platform``, ``version`` and
 ``on_invalid`` may be left out. The answer is
 ``{"format": 1, "model": …, "version": …, "scores": [0.7, null], "errors": [{"candidate": 1, "error": …}]}``:
-higher is faster, comparable only within one task and one version.
+higher is faster, comparable only within one task and one version. With ``"validity": true`` in the request it also has
+``"validity"``, how likely each candidate is to build and run, of versions that tell it.
 
 A measurement request holds records with ids that the client made, and who measured them::
 

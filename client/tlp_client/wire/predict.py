@@ -50,6 +50,8 @@ class PredictRequest:
         Primitives of each candidate; 0 for an invalid one.
     errors : dict
         Position of an invalid candidate -> what is wrong with it.
+    validity : bool
+        Whether the answer shall tell how likely each candidate is to build and run.
     """
 
     workload_key: str
@@ -61,6 +63,7 @@ class PredictRequest:
     indices: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     errors: dict[int, str] = field(default_factory=dict)
+    validity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,9 @@ def read_predict(document: object) -> PredictRequest:
         If it breaks the wire format. The message names the place, as in
         ``candidates[3], primitive 7: unknown primitive kind 'PPT'``.
     """
-    fields = read_head(document, ("format", "task", "version", "on_invalid", "primitives", "candidates"))
+    fields = read_head(
+        document, ("format", "task", "version", "on_invalid", "validity", "primitives", "candidates")
+    )
     task = read_object(fields.get("task"), "task", ("workload_key", "target", "platform"))
     workload_key = read_text(task.get("workload_key"), "task.workload_key", LONGEST_WORKLOAD_KEY)
     target = read_text(task.get("target"), "task.target", LONGEST_TARGET)
@@ -169,6 +174,9 @@ def read_predict(document: object) -> PredictRequest:
     if not isinstance(candidates, list) or not candidates:
         raise InvalidRequest("candidates: a list of one or more candidates is needed")
     report = read_on_invalid(fields)
+    validity = fields.get("validity", False)
+    if not isinstance(validity, bool):
+        raise InvalidRequest(f"validity: true or false, not {shown(validity)}")
     if fields.get("primitives") is not None:
         primitives, indices, lengths, errors = _read_indexed(fields["primitives"], candidates)
     else:
@@ -185,6 +193,7 @@ def read_predict(document: object) -> PredictRequest:
         indices=indices,
         lengths=lengths,
         errors=errors,
+        validity=validity,
     )
 
 

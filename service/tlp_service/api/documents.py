@@ -33,6 +33,7 @@ class PredictDocument(_Document):
     task: TaskDocument
     version: str | None = Field(None, description="Model version to score with.")
     on_invalid: str = Field("reject", description="'reject' or 'report': what an invalid candidate does.")
+    validity: bool = Field(False, description="Whether to tell how likely each candidate is to run.")
     primitives: list[Primitive] | None = Field(None, description="The distinct primitives.")
     candidates: list[list[int]] | list[list[Primitive]]
 
@@ -54,6 +55,9 @@ class ScoresDocument(_Document):
     scores: list[float | None]
     errors: list[CandidateError]
     lines: list[int] | None = None
+    validity: list[float | None] | None = Field(
+        None, description="How likely each candidate is to build and run."
+    )
 
 
 class MeasuredDocument(_Document):

@@ -86,7 +86,11 @@ async def _answer_request(
     memory.release()
     scored = await _score(service, caller, prepared)
     errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
-    return await _encode(service, scored.scores, errors)
+    more = {}
+    if prepared.validity is not None:
+        log_odds = await caller.wait(service.engine.executor, prepared.validity)
+        more["validity"] = service.engine.scorer.probabilities(prepared, log_odds).tolist()
+    return await _encode(service, scored.scores, errors, **more)
 
 
 def _read_request(service: Service, body: bytes) -> Prepared:

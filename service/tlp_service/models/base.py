@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 #: Pieces that a number is cut into at most.
 PIECES = 8
-#: Candidates from which the cuts are taken.
+#: Candidates, or up to twice as many, from which quantiles are taken.
 _CUT_CANDIDATES = 20_000
 
 
@@ -43,7 +43,8 @@ class Pieces(nn.Module):
     def cutting(cls, values: Tensor) -> Pieces:
         """Return the pieces of each column of values, shape (n, columns).
 
-        A column with few distinct values is cut at each, others at quantiles; of one that never differs nothing is read.
+        A column with few distinct values is cut at each, others at quantiles, so one that mostly is the same has few pieces; of one that
+        never differs nothing is read.
         """
         step = max(1, len(values) // _CUT_CANDIDATES)
         quantiles = torch.linspace(0, 1, PIECES + 1)
@@ -140,10 +141,10 @@ class BaseNetwork(nn.Module):
         self,
         task_width: int,
         pieces: Pieces | int,
-        width: int = 128,
-        blocks: int = 3,
-        members: int = 1,
-        task_hidden: int = 64,
+        width: int,
+        blocks: int,
+        members: int,
+        task_hidden: int,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()

@@ -24,6 +24,9 @@ from tlp_service.scoring.plan import Plan
 CHECKED_BATCHES = (1, 2, 7, 2048)
 TOLERANCE = 1e-5
 
+#: Where the indices of an example begin: higher than any axis or size of the form, so that they are like no other constant.
+_FIRST_INDEX = 1000
+
 _PREFIX = "network."  # of the parameters' names, for `DistinctForm` holds the network under that name
 
 
@@ -42,7 +45,7 @@ class Sample:
     positions : ndarray of int, shape (candidates, places)
         Rows of each; of `published` padded with row 0.
     values : ndarray, shape (candidates, W)
-        Nests; of `published` empty.
+        Nests; of `published` nothing that its network reads.
     """
 
     table: npt.NDArray[np.float32]
@@ -89,6 +92,12 @@ def export_onnx(network: SingleNetwork, sample: Sample, path: Path) -> float:
     return check_equal(network, sample, path)
 
 
+def nest_width_of(path: Path) -> int:
+    """Return how many numbers of a nest an exported network reads; 0 of one that reads none."""
+    inputs = {value.name: value.type.tensor_type.shape.dim for value in onnx.load(str(path)).graph.input}
+    return int(inputs["nests"][1].dim_value) if "nests" in inputs else 0
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of an exported network by their names, as ``load_state_dict`` takes them."""
     return {
@@ -116,7 +125,7 @@ def _template(row_width: int, sizes: tuple[tuple[str, int], ...]) -> bytes:
             if tensor.is_floating_point():
                 torch.nn.init.normal_(tensor)
             else:
-                tensor.copy_(torch.arange(len(tensor)))
+                tensor.copy_(_FIRST_INDEX + torch.arange(len(tensor)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         program = torch.onnx.export(
@@ -147,8 +156,11 @@ def _name_indices(model: onnx.ModelProto, module: torch.nn.Module) -> None:
     for name, tensor in module.state_dict().items():
         if name in by_name:
             continue
-        lost = next(
-            i for i in by_name.values() if np.array_equal(numpy_helper.to_array(i), tensor.numpy(force=True))
+        expected = tensor.numpy(force=True)
+        (lost,) = (
+            i
+            for i in by_name.values()
+            if i.data_type == onnx.TensorProto.INT64 and np.array_equal(numpy_helper.to_array(i), expected)
         )
         for node in model.graph.node:
             node.input[:] = [name if given == lost.name else given for given in node.input]

@@ -57,6 +57,8 @@ class Prepared:
         Candidates longer than the network reads.
     candidates : Candidates
         The work; those in `errors` are scored, too, as if they were empty or had unknown rows.
+    validity : Candidates or None
+        The work that tells how likely each is to run, where the request asks for it.
     """
 
     network: Network
@@ -64,6 +66,7 @@ class Prepared:
     errors: dict[int, str]
     truncated: int
     candidates: Candidates
+    validity: Candidates | None = None
 
 
 class Scorer:
@@ -92,13 +95,8 @@ class Scorer:
         self.manifest: Manifest = read_manifest(folder)
         self._networks: dict[str, OnnxNetwork] = {}  # by file
         for network in self.manifest.networks:
-            loaded = OnnxNetwork(folder / network.file, network.steps, device, threads)
-            try:
-                check_features(network, loaded)
-            except BadVersion as error:
-                raise BadVersion(f"{folder}: {error}") from None
-            _warm_up(loaded, network, folder)
-            self._networks[network.file] = loaded
+            for file in network.files:
+                self._networks[file] = _load(folder, network, file, device, threads)
 
     @property
     def provider(self) -> str:
@@ -128,7 +126,18 @@ class Scorer:
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
         candidates = Candidates(self.loaded(network), inputs.table, inputs.plan)
-        return Prepared(network, request.report_invalid, errors, inputs.truncated, candidates)
+        validity = None
+        if request.validity:
+            if network.validity is None:
+                raise InvalidBody(f"validity: version {self.manifest.version} does not tell it")
+            validity = Candidates(self._networks[network.validity.file], inputs.table, inputs.plan)
+        return Prepared(network, request.report_invalid, errors, inputs.truncated, candidates, validity)
+
+    def probabilities(self, prepared: Prepared, log_odds: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Return how likely each candidate is to build and run, from what `Prepared.validity` gave; NaN for those in `errors`."""
+        chances: npt.NDArray[np.float64] = 1 / (1 + np.exp(-log_odds.astype(np.float64).clip(-50, 50)))
+        chances[list(prepared.errors)] = np.nan
+        return chances
 
     def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
         """Return the served scores of prepared candidates.
@@ -163,6 +172,17 @@ class Scorer:
         prepared = self.prepare(request)
         work = prepared.candidates
         return self.finish(prepared, work.network.score_all(work.table, work.plan, chunk))
+
+
+def _load(folder: Path, network: Network, file: str, device: Device, threads: int) -> OnnxNetwork:
+    """Load one of the files of a network, check what it reads, and run it once."""
+    loaded = OnnxNetwork(folder / file, network.steps, device, threads)
+    try:
+        check_features(network, loaded)
+    except BadVersion as error:
+        raise BadVersion(f"{folder}: {error}") from None
+    _warm_up(loaded, network, folder)
+    return loaded
 
 
 def _warm_up(loaded: OnnxNetwork, network: Network, folder: Path) -> None:

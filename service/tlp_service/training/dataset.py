@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,9 +32,11 @@ class TrainingTask:
     positions : ndarray of int32, shape (candidates, places)
         Rows of the set's table.
     values : ndarray of float16, shape (candidates, W)
-        What the network reads besides; none (W = 0) for `published`.
+        What the network reads besides; none (W = 0) for `published`, the number of the head for its multi-head form.
     costs : ndarray of float64, shape (candidates,)
         Median of each record's costs, in seconds.
+    failed : ndarray of float16, shape (failed candidates, W)
+        Values of those that never ran well, where the encoder has a use for them.
     """
 
     platform: str
@@ -42,6 +44,7 @@ class TrainingTask:
     positions: npt.NDArray[np.int32]
     values: npt.NDArray[np.float16]
     costs: npt.NDArray[np.float64]
+    failed: npt.NDArray[np.float16] = field(default_factory=lambda: np.empty((0, 0), dtype=np.float16))
 
     @property
     def labels(self) -> npt.NDArray[np.float32]:
@@ -49,10 +52,8 @@ class TrainingTask:
         return np.asarray(self.costs.min() / self.costs, dtype=np.float32)
 
     def some(self, rows: npt.NDArray[np.int64]) -> TrainingTask:
-        """Return the task with only these candidates."""
-        return TrainingTask(
-            self.platform, self.workload, self.positions[rows], self.values[rows], self.costs[rows]
-        )
+        """Return the task with only these candidates, and all failed ones."""
+        return replace(self, positions=self.positions[rows], values=self.values[rows], costs=self.costs[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class TrainingSet:
         Rows that the tasks' positions refer to.
     tasks : tuple of TrainingTask
     numbered : tuple of str
-        Platforms of the version, in the order of their numbers where the network tells them apart.
+        Platforms that the network tells apart, in the order of their numbers.
     """
 
     table: npt.NDArray[np.float32]
@@ -92,24 +93,27 @@ class ImportReport:
 
 
 def read_records(
-    paths: Iterable[Path], platform_of: PlatformOf, report: ImportReport
+    paths: Iterable[Path], platform_of: PlatformOf, report: ImportReport, with_failed: bool = False
 ) -> Iterator[tuple[str, Record]]:
-    """Yield ``(platform, record)`` for the valid records of logs; the rest is counted by cause."""
+    """Yield ``(platform, record)`` for the records of logs, see `valid_records`; the rest is counted by cause."""
     refused: list[RefusedLine] = []
-    yield from valid_records(log_records(paths, platform_of, refused), report)
+    yield from valid_records(log_records(paths, platform_of, refused), report, with_failed)
     report.counts.update(f"left out: refused line, {line.cause}" for line in refused)
     report.refused.extend(refused)
 
 
 def valid_records(
-    records: Iterable[tuple[str | None, Record]], report: ImportReport
+    records: Iterable[tuple[str | None, Record]], report: ImportReport, with_failed: bool = False
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the valid records that have a platform; the rest is counted by cause."""
+    """Yield the valid records that have a platform, or also those of failed runs, which show what fails; the rest is counted by cause."""
     for platform, record in records:
-        if not record.is_valid:
+        if not record.is_valid and not with_failed:
             report.counts["left out: failed or implausible run"] += 1
         elif platform is None:
             report.counts["left out: no platform"] += 1
+        elif not record.is_valid:
+            report.counts["not ranked: failed or implausible run"] += 1
+            yield platform, record
         else:
             report.counts[f"used: {platform}"] += 1
             yield platform, record
@@ -125,7 +129,7 @@ def build_sets(
 
     Exact duplicates (same task, same primitives) are one candidate with the costs of all. A record with a
     primitive that the vocabulary lacks is left out and counted; so is a task with fewer candidates
-    than can be ranked.
+    than can be ranked. A candidate all of whose runs failed is one of its task's `failed`.
     """
     builders = {kind: _Builder(encoder) for kind, encoder in encoders.items()}
     for platform, record in records:
@@ -149,11 +153,15 @@ class _Builder:
         self.encoder = encoder
         self.index: dict[Primitive, int] = {}
         self.costs: dict[tuple[str, str], dict[tuple[int, ...], list[float]]] = defaultdict(dict)
+        self.failed: dict[tuple[str, str], dict[tuple[int, ...], None]] = defaultdict(dict)
 
     def add(self, platform: str, record: Record) -> None:
         index = self.index
         candidate = tuple(index.setdefault(p, len(index)) for p in record.primitives)
-        self.costs[platform, record.task.workload].setdefault(candidate, []).extend(record.costs)
+        if record.is_valid:
+            self.costs[platform, record.task.workload].setdefault(candidate, []).extend(record.costs)
+        else:
+            self.failed[platform, record.task.workload][candidate] = None
 
     def build(self, report: ImportReport, min_candidates: int) -> TrainingSet:
         names = sorted(self.costs)
@@ -169,11 +177,19 @@ class _Builder:
                 report.counts["left out: task with too few candidates"] += len(good)
             if len(good) < min_candidates:
                 continue
-            lengths = np.array([len(c) for c in good], dtype=np.int64)
-            indices = np.array([i for c in good for i in c], dtype=np.int64)
+            positions, values = self._encode(number, good)
             costs = np.array([np.median(c) for c in good.values()])
-            tasks.append(TrainingTask(*name, *encoder.encode(number, indices, lengths), costs))
+            failed = [c for c in self.failed.pop(name, ()) if c not in candidates]
+            _, of_failed = self._encode(number, failed)
+            tasks.append(TrainingTask(*name, positions, values, costs, of_failed))
         return TrainingSet(encoder.table, tuple(tasks), encoder.platforms)
+
+    def _encode(
+        self, task: int, candidates: Collection[tuple[int, ...]]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
+        lengths = np.array([len(c) for c in candidates], dtype=np.int64)
+        indices = np.array([i for c in candidates for i in c], dtype=np.int64)
+        return self.encoder.encode(task, indices, lengths)
 
 
 def without_large_numbers(training_set: TrainingSet, limit: float) -> TrainingSet:
@@ -251,5 +267,6 @@ def share_of(training_set: TrainingSet, share: float, platforms: Container[str],
             if count < 2:  # nothing to rank
                 continue
             task = task.some(np.sort(random.permutation(len(task.costs))[:count]))
+            task = replace(task, failed=task.failed[: round(share * len(task.failed))])
         tasks.append(task)
     return replace(training_set, tasks=tuple(tasks))

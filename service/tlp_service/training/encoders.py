@@ -27,7 +27,7 @@ class Encoder(ABC):
     broken : frozenset of int
         Distinct primitives that have no row.
     platforms : tuple of str
-        Platforms of the tasks, in the order of their numbers where the network tells them apart.
+        Platforms that the network tells apart, in the order of their numbers.
     """
 
     table: npt.NDArray[np.float32]
@@ -61,7 +61,6 @@ class PublishedEncoder(Encoder):
 
     def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
         """Make one row a primitive."""
-        self.platforms = tuple(sorted({platform for platform, _ in tasks}))
         self.table, errors = self._features.rows(primitives)
         self.broken = frozenset(errors)
 
@@ -79,6 +78,7 @@ class HeadEncoder(PublishedEncoder):
     def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
         """Make one row a primitive, and number the platforms."""
         super().begin(primitives, tasks)
+        self.platforms = tuple(sorted({platform for platform, _ in tasks}))
         self._heads = [self.platforms.index(platform) for platform, _ in tasks]
 
     def encode(

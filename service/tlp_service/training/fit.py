@@ -24,7 +24,7 @@ from tlp_service.models.base import BaseNetwork
 from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
-from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss
+from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss, validity_loss
 from tlp_service.training.parallel import average_gradients, rank, world_size
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,12 @@ JUDGED_CANDIDATES = 512
 #: A network that can be trained.
 AnyNetwork = PublishedNetwork | MultiHeadNetwork | BaseNetwork
 
-Loss = Literal["rank", "mse", "combined"]
+Loss = Literal["rank", "mse", "combined", "validity"]
 
 _LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     "rank": rank_loss,
     "mse": mse_loss,
+    "validity": validity_loss,
     "combined": lambda scores, labels: log_mse_loss(scores, labels) + pair_loss(scores, labels),
 }
 
@@ -56,8 +57,9 @@ class FitSettings:
 
     Parameters
     ----------
-    loss : {"rank", "mse", "combined"}
-        The published rank loss; the mean squared error of the label; or that of the log label and logistic pairs.
+    loss : {"rank", "mse", "combined", "validity"}
+        The published rank loss; the mean squared error of the label; that of the log label and logistic pairs; or, for a
+        `tlp_service.training.validity.validity_set`, cross-entropy.
     pairs : {"task", "batch"}
         Where lists are formed: inside tasks, or over the whole batch as published.
     epochs, batch : int
@@ -138,7 +140,7 @@ def fit(
 
     Parameters
     ----------
-    network : PublishedNetwork or BaseNetwork
+    network : PublishedNetwork, MultiHeadNetwork or BaseNetwork
         Trained in place; initialised, or trained before.
     checkpoint : Path or None
         File that keeps the progress of each epoch, and from which an interrupted run goes on.
@@ -169,20 +171,19 @@ def fit(
         progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
         if saved is not None and rank() == 0:
             saved.save(progress)
-        log.info(
-            "%s epoch %d: loss %.4f, held-out tasks: top-1 %.3f, top-5 %.3f, pairs %.3f (%.0f s)",
-            label,
-            progress.epoch,
-            loss,
-            ranking.top1_mean,
-            ranking.top5_mean,
-            ranking.pair_accuracy,
-            time.monotonic() - started,
-        )
+        took = time.monotonic() - started
+        log.info("%s epoch %d: loss %.4f%s (%.0f s)", label, progress.epoch, loss, _told(ranking), took)
     best = progress.best
     assert best is not None, "one epoch at least"
     network.load_state_dict(best.weights)
     return Fit(network.eval(), best.epoch, best.ranking)
+
+
+def _told(ranking: Ranking) -> str:
+    if not ranking.tasks:
+        return ""
+    figures = (ranking.top1_mean, ranking.top5_mean, ranking.pair_accuracy)
+    return ", held-out tasks: top-1 {:.3f}, top-5 {:.3f}, pairs {:.3f}".format(*figures)
 
 
 def _identity(network: AnyNetwork, train: TrainingSet, validation: TrainingSet) -> str:

@@ -85,5 +85,11 @@ def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return (weights * losses).sum() / weights.sum().clamp(min=EPSILON)
 
 
+def validity_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of scores, as log odds of a valid run, against labels of 1 and 0, padding (NaN) left out."""
+    is_real = torch.isfinite(labels)
+    return nn.functional.binary_cross_entropy_with_logits(scores[is_real], labels[is_real])
+
+
 def _differences(values: Tensor) -> Tensor:
     return values.unsqueeze(-1) - values.unsqueeze(-2)

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from tlp_client.tasks import PlatformKind
-from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.errors import BadRecords, BadSettings, BadVersion
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
 from tlp_service.models.base import BaseNetwork, Pieces
-from tlp_service.models.export import SingleNetwork, read_weights
+from tlp_service.models.export import SingleNetwork, nest_width_of, read_weights
 from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.dataset import TrainingSet
 from tlp_service.training.encoders import BaseEncoder, Encoder, HeadEncoder, PublishedEncoder
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 PresetName = Literal["published", "published-mtl", "base"]
 
-#: Candidates of a task from which it is taken where their numbers are cut into pieces.
-_CUT_CANDIDATES = 128
+#: Candidates of a task that have a say in where numbers are cut into pieces.
+_A_TASKS_SAY = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,10 @@ class Preset(ABC):
 
     name: PresetName
     features: Literal["published", "base"]
+    #: Whether a training can begin from a version of it.
+    continues = True
+    #: What tells how likely a candidate is to run, where the model does.
+    validity: Preset | None = None
     settings: FitSettings
 
     @abstractmethod
@@ -72,7 +76,7 @@ class Preset(ABC):
     def exported(self, kind: PlatformKind, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
         """Return what a trained network of a platform kind becomes in the version: itself."""
         assert not isinstance(network, MultiHeadNetwork), "it has parts of its own"
-        return [Exported(kind, network, train.numbered)]
+        return [Exported(kind, network, train.numbered or train.platforms)]
 
     @abstractmethod
     def shape(self, kind: PlatformKind) -> tuple[int, int]:
@@ -109,6 +113,7 @@ class PublishedMTL(Published):
     """TLP with a head a platform; the version has one network a platform, as each is then served like `published`."""
 
     name = "published-mtl"
+    continues = False
 
     def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
         """Return an encoder that tells the platforms apart."""
@@ -118,8 +123,7 @@ class PublishedMTL(Published):
         self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
     ) -> AnyNetwork:
         """Return a network of the published sizes with a head a platform."""
-        if source is not None:
-            raise BadSettings(f"--from: a '{self.name}' cannot be trained on; 'base' and 'published' can")
+        assert source is None, "it does not continue"
         torch.manual_seed(settings.seed)
         return MultiHeadNetwork(train.table.shape[1], len(train.numbered))
 
@@ -166,12 +170,18 @@ class Base(Preset):
         """Return a network; platforms that its source lacks begin as the one of its platforms that ranks their records best."""
         torch.manual_seed(settings.seed)
         if source is None:
-            nests = np.concatenate([task.values[:_CUT_CANDIDATES] for task in train.tasks])
+            nests = np.concatenate([task.values[:_A_TASKS_SAY] for task in train.tasks])
             pieces = Pieces.cutting(torch.from_numpy(nests.astype(np.float32)))
+            if not len(pieces):
+                raise BadRecords("the candidates are all alike: there is nothing to tell them apart by")
             network = BaseNetwork(base.TASK_WIDTH, pieces, **self.architecture)
             with torch.no_grad():  # one that is not trained on is as one that is not known
                 network.task_in.weight[:, base.platform_column(0) :] = 0.0
             return network
+        if nest_width_of(source[1]) != base.NEST_WIDTH:
+            raise BadVersion(
+                f"{source[1]}: reads {nest_width_of(source[1])} numbers a nest, not {base.NEST_WIDTH}"
+            )
         try:
             network = BaseNetwork(base.TASK_WIDTH, **source[0].architecture)
             network.load_state_dict(read_weights(source[1]))
@@ -186,6 +196,15 @@ class Base(Preset):
         """Return the shape of a task's row."""
         return 1, base.TASK_WIDTH
 
+
+class _Validity(Base):
+    """A small network like `base`'s, for the log odds that a candidate builds and runs."""
+
+    settings = replace(Base.settings, loss="validity", epochs=20, max_candidates=256)
+    architecture: dict[str, int] = {"width": 32, "blocks": 1, "members": 2, "task_hidden": 16}  # noqa: RUF012
+
+
+Base.validity = _Validity()
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in (Published(), PublishedMTL(), Base())}
 

@@ -9,22 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 
 from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadSettings
-from tlp_service.evaluation.ranking import Ranking, random_ranking
-from tlp_service.models.export import Sample, export_onnx
 from tlp_service.records.files import log_files
 from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
 from tlp_service.records.reader import stored_records, stored_sources
 from tlp_service.records.split import Part, parts_by_source, parts_by_workload
 from tlp_service.records.store import RecordStore, is_store
-from tlp_service.scoring.score_map import fit_score_map
 from tlp_service.training.dataset import (
     ImportReport,
     TrainingSet,
@@ -36,15 +32,15 @@ from tlp_service.training.dataset import (
     valid_records,
     without_large_numbers,
 )
-from tlp_service.training.fit import JUDGED_CANDIDATES, FitSettings, fit, predict, rank_set, ranked_tasks
+from tlp_service.training.fit import FitSettings
+from tlp_service.training.networks import KindTraining
 from tlp_service.training.parallel import processes, rank
-from tlp_service.training.presets import Exported, Preset
+from tlp_service.training.presets import Preset
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
     Network,
     read_manifest,
-    sha256_of,
     version_name,
     write_version,
 )
@@ -55,8 +51,6 @@ log = logging.getLogger(__name__)
 HELD_BACK = (0.1, 0.1)
 #: refused lines that are named one by one
 SHOWN_REFUSALS = 20
-#: candidates from which the score map is made, and by which the export is checked
-SAMPLED, CHECKED = 4096, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +138,21 @@ def train(command: TrainCommand) -> Path:
     with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
         networks = [
             network
-            for kind, split in splits.items()
-            for network in _train_networks(kind, split, command, device, sources.get(kind), Path(scratch))
+            for kind, (train_set, validation, test) in splits.items()
+            for network in KindTraining(
+                kind,
+                command.preset,
+                command.fit,
+                train_set,
+                validation,
+                test,
+                sources.get(kind),
+                device,
+                command.checkpoint,
+            ).run(Path(scratch))
         ]
-        files = {network.file: Path(scratch, network.file) for network in networks}
+        names = [name for network in networks for name in network.files]
+        files = {name: Path(scratch, name) for name in names}
         name = command.preset.name
         settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
         manifest = Manifest(
@@ -207,6 +212,8 @@ def _begins_from(command: TrainCommand) -> Manifest | None:
     """Return the manifest of the version to begin from, if there is one."""
     if command.source is None:
         return None
+    if not command.preset.continues:
+        raise BadSettings(f"--from: a '{command.preset.name}' is trained from nothing only")
     manifest = read_manifest(command.source)
     if manifest.model != command.preset.name:
         raise BadSettings(
@@ -230,16 +237,17 @@ def _store(command: TrainCommand) -> RecordStore | None:
 def _records(
     command: TrainCommand, store: RecordStore | None, report: ImportReport
 ) -> Iterator[tuple[str, Record]]:
+    with_failed = command.preset.validity is not None
     if store is None:
         platform_of = command.platforms if command.platforms is not None else OnePlatform(command.platform)
-        found = read_records(log_files(command.records), platform_of, report)
+        found = read_records(log_files(command.records), platform_of, report, with_failed)
         return (pair for pair in found if pair[0] not in command.without)
     wanted = command.platform.split(",") if command.platform else store.platforms
     for option, names in (("platform", wanted), ("without", command.without), ("share", command.share)):
         if unknown := sorted(set(names) - set(store.platforms)):
             raise BadSettings(f"--{option}: the store has no records of {', '.join(unknown)}")
     used = [name for name in wanted if name not in command.without]
-    return valid_records(stored_records(store, used), report)
+    return valid_records(stored_records(store, used), report, with_failed)
 
 
 def _stored_parts(
@@ -253,7 +261,7 @@ def _stored_parts(
 
 def _split(
     kind: PlatformKind, whole: TrainingSet, parts: dict[str, Part] | None, command: TrainCommand
-) -> dict[str, TrainingSet]:
+) -> tuple[TrainingSet, TrainingSet, TrainingSet]:
     """Split a set by the parts of its store, or without one by a shuffle of its workloads."""
     if parts is None:
         parts = shuffled_parts((task.workload for task in whole.tasks), HELD_BACK, command.fit.seed)
@@ -263,99 +271,9 @@ def _split(
         train_set = share_of(train_set, share, {platform}, command.fit.seed)
     if not train_set.tasks:
         raise BadRecords(f"{kind}: no task without numbers above {command.fit.max_number:g}")
-    split = {"train": train_set, "validation": validation, "test": test}
-    for name, part in split.items():
+    for name, part in (("train", train_set), ("validation", validation), ("test", test)):
         log.info("%s %s: %d tasks, %d candidates", kind, name, len(part.tasks), part.candidates)
-    return split
-
-
-def _train_networks(
-    kind: PlatformKind,
-    split: dict[str, TrainingSet],
-    command: TrainCommand,
-    device: str,
-    source: tuple[Network, Path] | None,
-    folder: Path,
-) -> list[Network]:
-    """Train for a platform kind, and export what the version gets of it."""
-    train_set = split["train"]
-    network = command.preset.network(train_set, command.fit, source)
-    checkpoint = command.checkpoint and command.checkpoint / f"{kind}.safetensors"
-    fitted = fit(network, train_set, split["validation"], command.fit, device, kind, checkpoint)
-    exported = command.preset.exported(kind, fitted.network.cpu(), train_set)
-    return [_export(kind, one, split, command, fitted.epoch, folder / f"{one.name}.onnx") for one in exported]
-
-
-def _export(
-    kind: PlatformKind,
-    exported: Exported,
-    split: dict[str, TrainingSet],
-    command: TrainCommand,
-    epoch: int,
-    file: Path,
-) -> Network:
-    """Write the file of a network, and return what the manifest says of it."""
-    split = {name: _of_platforms(part, exported.platforms) for name, part in split.items()}
-    network, train_set, test = exported.network, split["train"], split["test"]
-    validation = rank_set(network, split["validation"], most_candidates=JUDGED_CANDIDATES)
-    metrics: dict[str, Any] = {"validation": dataclasses.asdict(validation)}
-    if test.tasks:
-        metrics["test"] = dataclasses.asdict(rank_set(network, test))
-        metrics["test_random"] = dataclasses.asdict(random_ranking(task.costs for task in ranked_tasks(test)))
-        _log_ranking(f"{exported.name}, unseen tasks, the model", metrics["test"])
-        _log_ranking(f"{exported.name}, unseen tasks, random   ", metrics["test_random"])
-    sample = _sample(train_set, SAMPLED)
-    raw = predict(network, sample.table, sample.positions, sample.values)
-    checked = Sample(sample.table, sample.positions[:CHECKED], sample.values[:CHECKED])
-    difference = export_onnx(network, checked, file)
-    log.info("%s: ONNX Runtime differs from torch by at most %.1e", exported.name, difference)
-    steps, row_width = command.preset.shape(kind)
-    return Network(
-        platform_kind=kind,
-        file=file.name,
-        sha256=sha256_of(file),
-        features=command.preset.features,
-        steps=steps,
-        row_width=row_width,
-        platforms=list(exported.platforms),
-        score_map=fit_score_map(raw),
-        trained_on={
-            name: {"tasks": len(part.tasks), "candidates": part.candidates} for name, part in split.items()
-        }
-        | {"epoch": epoch},
-        metrics=metrics,
-        architecture=network.architecture,
-    )
-
-
-def _sample(train_set: TrainingSet, count: int) -> Sample:
-    lengths = [len(task.costs) for task in train_set.tasks]
-    ends = np.cumsum(lengths)
-    drawn = np.random.default_rng(0).permutation(ends[-1])[:count]
-    owners = np.searchsorted(ends, drawn, side="right")
-    chosen = [
-        (train_set.tasks[n], row) for n, row in zip(owners, drawn - (ends - lengths)[owners], strict=True)
-    ]
-    positions = np.stack([task.positions[row] for task, row in chosen])
-    return Sample(train_set.table, positions, np.stack([task.values[row] for task, row in chosen]))
-
-
-def _of_platforms(whole: TrainingSet, platforms: tuple[str, ...]) -> TrainingSet:
-    return dataclasses.replace(whole, tasks=tuple(t for t in whole.tasks if t.platform in platforms))
-
-
-def _log_ranking(title: str, figures: dict[str, Any]) -> None:
-    ranking = Ranking(**figures)
-    log.info(
-        "%s: top-1 %.3f pooled, %.3f mean over %d tasks; top-5 %.3f pooled, %.3f mean; pair accuracy %.3f",
-        title,
-        ranking.top1_pooled,
-        ranking.top1_mean,
-        ranking.tasks,
-        ranking.top5_pooled,
-        ranking.top5_mean,
-        ranking.pair_accuracy,
-    )
+    return train_set, validation, test
 
 
 def _log_report(report: ImportReport) -> None:

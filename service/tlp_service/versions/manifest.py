@@ -32,6 +32,23 @@ class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float
 
 
+class Validity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The network that tells how likely a candidate is to build and run; it reads what the one beside it reads.
+
+    Parameters
+    ----------
+    file, sha256, architecture
+        As of `Network`. Its raw score is the log odds of a valid run.
+    metrics : dict
+        Area under the ROC curve inside held-out tasks, and of how many.
+    """
+
+    file: str
+    sha256: str
+    architecture: dict[str, int]
+    metrics: dict[str, Any] = {}
+
+
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One ONNX file of a version, of a platform kind or of one platform: what it reads, what it was trained on, how well it ranks.
 
@@ -55,6 +72,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Ranking of the held-out tasks, beside that of random scores.
     architecture : dict
         Sizes of the network, to build it again from its weights.
+    validity : Validity or None
+        Tells what will fail, where it was trained on runs that did.
     """
 
     platform_kind: PlatformKind
@@ -68,6 +87,12 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trained_on: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     architecture: dict[str, int] = {}
+    validity: Validity | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """Names of its files."""
+        return [self.file] + ([self.validity.file] if self.validity is not None else [])
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,12 +156,18 @@ def read_manifest(folder: Path) -> Manifest:
     for network in manifest.networks:
         if not 0 < network.score_map.scale < math.inf:
             raise BadVersion(f"{path}: the scale of a score map is positive, not {network.score_map.scale}")
-        file = folder / network.file
-        if file.parent != folder or not file.is_file():
-            raise BadVersion(f"{path}: network {network.file!r} is missing")
-        if sha256_of(file) != network.sha256:
-            raise BadVersion(f"{file}: sha256 differs from the manifest's; the file is damaged")
+        for part in (network, network.validity):
+            if part is not None:
+                _check_file(path, part.file, part.sha256)
     return manifest
+
+
+def _check_file(path: Path, name: str, sha256: str) -> None:
+    file = path.parent / name
+    if file.parent != path.parent or not file.is_file():
+        raise BadVersion(f"{path}: network {name!r} is missing")
+    if sha256_of(file) != sha256:
+        raise BadVersion(f"{file}: sha256 differs from the manifest's; the file is damaged")
 
 
 def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> Path:
@@ -162,7 +193,8 @@ def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> P
         (aside / MANIFEST).write_bytes(encoded)
         aside.chmod(0o755)
         if target.exists():
-            if read_manifest(target).networks != manifest.networks:
+            # Encoded, for a figure that is NaN is written as null.
+            if msgspec.json.encode(read_manifest(target).networks) != msgspec.json.encode(manifest.networks):
                 raise BadVersion(f"{target} exists with other networks; a version is immutable")
         else:
             os.replace(aside, target)
@@ -178,6 +210,7 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
         [n.platform_kind, n.sha256, n.features, n.steps, n.row_width, msgspec.to_builtins(n.score_map)]
         # The numbers of platforms are inputs of `base`.
         + ([n.platforms] if n.features == "base" or own_heads else [])
+        + ([n.validity.sha256] if n.validity is not None else [])
         for n in sorted(networks, key=lambda n: n.platform_kind)
     ]
     return f"{model}-{hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]}"

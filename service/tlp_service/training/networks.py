@@ -1,0 +1,177 @@
+"""Trains the networks of a platform kind and exports them as files of a version."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tlp_client.tasks import PlatformKind
+from tlp_service.evaluation.ranking import Ranking, random_ranking
+from tlp_service.models.base import BaseNetwork
+from tlp_service.models.export import Sample, export_onnx
+from tlp_service.scoring.score_map import fit_score_map
+from tlp_service.training.dataset import TrainingSet
+from tlp_service.training.fit import Fit, FitSettings, fit, predict, rank_set, ranked_tasks
+from tlp_service.training.presets import Exported, Preset
+from tlp_service.training.validity import has_failures, validity_figures, validity_set
+from tlp_service.versions.manifest import Network, Validity, sha256_of
+
+log = logging.getLogger(__name__)
+
+#: candidates from which the score map is made, and by which the export is checked
+SAMPLED, CHECKED = 4096, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class KindTraining:
+    """What is trained for a platform kind.
+
+    Parameters
+    ----------
+    kind : {"cpu", "gpu"}
+        The platform kind.
+    preset : Preset
+        What to train.
+    settings : FitSettings
+        How.
+    train, validation, test : TrainingSet
+        Tasks to learn from, to choose the epoch by, and for the figures.
+    source : (Network, Path) or None
+        Network to begin from, and its file.
+    device : str
+        Of torch.
+    checkpoint : Path or None
+        Folder that keeps the progress.
+    """
+
+    kind: PlatformKind
+    preset: Preset
+    settings: FitSettings
+    train: TrainingSet
+    validation: TrainingSet
+    test: TrainingSet
+    source: tuple[Network, Path] | None = None
+    device: str = "cpu"
+    checkpoint: Path | None = None
+
+    def run(self, folder: Path) -> list[Network]:
+        """Train, and write the files that the version gets of it."""
+        network = self.preset.network(self.train, self.settings, self.source)
+        fitted = fit(
+            network,
+            self.train,
+            # A head that is not trained would only blur which epoch is best.
+            _of_platforms(self.validation, self.train.platforms),
+            self.settings,
+            self.device,
+            self.kind,
+            self._progress(self.kind),
+        )
+        exported = self.preset.exported(self.kind, fitted.network.cpu(), self.train)
+        networks = [self._export(one, fitted, folder) for one in exported]
+        if self.preset.validity is not None and has_failures(self.train):
+            assert len(networks) == 1, "no preset has both heads and validity"
+            validity = self._train_validity(self.preset.validity, folder / f"{self.kind}-validity.onnx")
+            networks = [msgspec.structs.replace(networks[0], validity=validity)]
+        return networks
+
+    def _progress(self, name: str) -> Path | None:
+        return self.checkpoint and self.checkpoint / f"{name}.safetensors"
+
+    def _train_validity(self, preset: Preset, file: Path) -> Validity:
+        """Train and export what tells how likely a candidate is to run."""
+        train, test = validity_set(self.train), validity_set(self.test)
+        epochs = min(self.settings.epochs, preset.settings.epochs)
+        same = ("batch", "learning_rate", "seed")
+        settings = dataclasses.replace(
+            preset.settings, epochs=epochs, **{name: getattr(self.settings, name) for name in same}
+        )
+        source = None
+        if self.source is not None and (known := self.source[0].validity) is not None:
+            of_version = msgspec.structs.replace(self.source[0], architecture=known.architecture)
+            source = (of_version, self.source[1].parent / known.file)
+        name = f"{self.kind}-validity"
+        network = preset.network(train, settings, source)
+        # The last epoch counts: which one orders a few held-out tasks best says nothing of how far its chances can be trusted.
+        nothing = dataclasses.replace(train, tasks=())
+        fitted = fit(network, train, nothing, settings, self.device, name, self._progress(name))
+        network = fitted.network.cpu()
+        assert isinstance(network, BaseNetwork), "made by the preset"
+        figures = validity_figures(rank_set(network, test), test) if has_failures(test) else {}
+        export_onnx(network, _sample(train, CHECKED), file)
+        log.info("%s, what fails, unseen tasks: %s", self.kind, figures or "none with failed runs")
+        return Validity(file.name, sha256_of(file), network.architecture, figures)
+
+    def _export(self, exported: Exported, fitted: Fit, folder: Path) -> Network:
+        """Write the file of a network, and return what the manifest says of it."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        split = {name: _of_platforms(part, exported.platforms) for name, part in parts.items()}
+        network, train_set, test = exported.network, split["train"], split["test"]
+        file = folder / f"{exported.name}.onnx"
+        metrics: dict[str, Any] = {"validation": dataclasses.asdict(fitted.validation)}
+        if test.tasks:
+            metrics["test"] = dataclasses.asdict(rank_set(network, test))
+            metrics["test_random"] = dataclasses.asdict(
+                random_ranking(task.costs for task in ranked_tasks(test))
+            )
+            _log_ranking(f"{exported.name}, unseen tasks, the model", metrics["test"])
+            _log_ranking(f"{exported.name}, unseen tasks, random   ", metrics["test_random"])
+        sample = _sample(train_set, SAMPLED)
+        raw = predict(network, sample.table, sample.positions, sample.values)
+        checked = Sample(sample.table, sample.positions[:CHECKED], sample.values[:CHECKED])
+        difference = export_onnx(network, checked, file)
+        log.info("%s: ONNX Runtime differs from torch by at most %.1e", exported.name, difference)
+        steps, row_width = self.preset.shape(self.kind)
+        return Network(
+            platform_kind=self.kind,
+            file=file.name,
+            sha256=sha256_of(file),
+            features=self.preset.features,
+            steps=steps,
+            row_width=row_width,
+            platforms=list(exported.platforms),
+            score_map=fit_score_map(raw),
+            trained_on={
+                name: {"tasks": len(part.tasks), "candidates": part.candidates}
+                for name, part in split.items()
+            }
+            | {"epoch": fitted.epoch},
+            metrics=metrics,
+            architecture=network.architecture,
+        )
+
+
+def _of_platforms(whole: TrainingSet, platforms: tuple[str, ...]) -> TrainingSet:
+    return dataclasses.replace(whole, tasks=tuple(t for t in whole.tasks if t.platform in platforms))
+
+
+def _log_ranking(title: str, figures: dict[str, Any]) -> None:
+    ranking = Ranking(**figures)
+    log.info(
+        "%s: top-1 %.3f pooled, %.3f mean over %d tasks; top-5 %.3f pooled, %.3f mean; pair accuracy %.3f",
+        title,
+        ranking.top1_pooled,
+        ranking.top1_mean,
+        ranking.tasks,
+        ranking.top5_pooled,
+        ranking.top5_mean,
+        ranking.pair_accuracy,
+    )
+
+
+def _sample(train_set: TrainingSet, count: int) -> Sample:
+    lengths = [len(task.costs) for task in train_set.tasks]
+    ends = np.cumsum(lengths)
+    drawn = np.random.default_rng(0).permutation(ends[-1])[:count]
+    owners = np.searchsorted(ends, drawn, side="right")
+    chosen = [
+        (train_set.tasks[n], row) for n, row in zip(owners, drawn - (ends - lengths)[owners], strict=True)
+    ]
+    positions = np.stack([task.positions[row] for task, row in chosen])
+    return Sample(train_set.table, positions, np.stack([task.values[row] for task, row in chosen]))
