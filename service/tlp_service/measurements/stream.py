@@ -76,7 +76,7 @@ class MeasurementStream:
     """
 
     def __init__(self, url: str, id_days: int = 7) -> None:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
+        self._pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             decode_responses=True,
             max_connections=16,
@@ -84,7 +84,7 @@ class MeasurementStream:
             socket_timeout=10,
             socket_connect_timeout=5,
         )
-        self._client = redis.asyncio.Redis(connection_pool=pool)
+        self._client = redis.asyncio.Redis(connection_pool=self._pool)
         self._append = self._client.register_script(_APPEND)
         self._id_seconds = id_days * 86400
 
@@ -133,3 +133,4 @@ class MeasurementStream:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+        await self._pool.disconnect()  # which the client leaves to who made the pool

@@ -4,20 +4,27 @@
 
     STORE/
     ├── store.json                       form, and the seed of its splits
-    ├── platform=v100/records.parquet    one row a record, see `schema`; one file a platform
-    └── quarantine.jsonl                 lines that are no records: where they stand, and why
+    ├── platform=v100/records.parquet    one row a record, see `schema`
+    ├── platform=v100/part-….parquet     rows that came since, in batches, until they are compacted
+    ├── quarantine.jsonl                 lines that are no records: where they stand, and why
+    └── lock                             of the process that writes
 
-A file is replaced by a new one that was written aside, so a reader or a crash finds either the old or the new.
+A file is written aside and then renamed, so a reader or a crash finds all of it or nothing. A row may stand in two files, after
+a crash or a batch that came twice; it is read once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import secrets
 import shutil
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +38,16 @@ from tlp_service.errors import BadRecords
 from tlp_service.records.schema import REPEATED
 
 FORM = 1
-NOTE, QUARANTINE, RECORDS = "store.json", "quarantine.jsonl", "records.parquet"
+NOTE, QUARANTINE, RECORDS, LOCK = "store.json", "quarantine.jsonl", "records.parquet", "lock"
+_PART = "part-*.parquet"
+#: Batches of a platform at which they are made one with its records.
+_MOST_PARTS = 32
+#: Times that a platform's files are looked for, should they be compacted meanwhile.
+_READ_TRIES = 10
 
 
 class RecordStore:
-    """A record store on disk. One process writes at a time.
+    """A record store on disk. One process writes at a time, others wait; any number read.
 
     Parameters
     ----------
@@ -73,17 +85,66 @@ class RecordStore:
     @property
     def platforms(self) -> tuple[str, ...]:
         """Platforms that have records, sorted."""
-        folders = self.folder.glob(f"platform=*/{RECORDS}")
-        return tuple(sorted(path.parent.name.removeprefix("platform=") for path in folders))
+        files = self.folder.glob("platform=*/*.parquet")
+        return tuple(sorted({path.parent.name.removeprefix("platform=") for path in files}))
 
     def read(self, platform: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the records of a platform, or some columns of them."""
-        wanted = None if columns is None else list(columns)
-        return pq.read_table(self._file(platform), columns=wanted, partitioning=None)
+        for _ in range(_READ_TRIES):
+            with contextlib.suppress(FileNotFoundError):  # compacted since they were listed
+                return self._read(platform, self._files(platform), columns)
+        return self._read(platform, self._files(platform), columns)
+
+    def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
+        if len(files) == 1:
+            return pq.read_table(
+                files[0], columns=None if columns is None else list(columns), partitioning=None
+            )
+        wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
+        rows = pa.concat_tables(pq.read_table(file, columns=wanted, partitioning=None) for file in files)
+        rows = rows.filter(_is_first(rows.column("id")))
+        return rows if columns is None else rows.select(list(columns))
+
+    def _files(self, platform: str) -> list[Path]:
+        """Return the files of a platform, those of its oldest records first."""
+        parts = sorted(self._file(platform).parent.glob(_PART))
+        return [file for file in (self._file(platform),) if file.exists() or not parts] + parts
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Wait until no other process writes, and keep others from it."""
+        with (self.folder / LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def append(self, batches: Iterable[pa.Table]) -> None:
+        """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once."""
+        with self._writing():
+            for rows in batches:
+                platform = rows["platform"][0].as_py()
+                folder = self._file(platform).parent
+                if not folder.exists():
+                    folder.mkdir()
+                    _sync(self.folder)
+                with self.incoming() as scratch:
+                    aside = scratch / RECORDS
+                    _write(rows, aside)
+                    os.replace(aside, folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet")
+                _sync(folder)
+                if len(list(folder.glob(_PART))) >= _MOST_PARTS:
+                    with self.incoming() as scratch:
+                        self._merge(platform, (), scratch)
+
+    def compact(self) -> None:
+        """Make the batches of each platform one with its records."""
+        with self._writing(), self.incoming() as folder:
+            for platform in self.platforms:
+                if len(self._files(platform)) > 1 or not self._file(platform).exists():
+                    self._merge(platform, (), folder)
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """Return a folder for the rows that `take_in` shall take; it is removed at the end."""
+        """Return a folder for files on their way into the store; it is removed at the end."""
         folder = Path(tempfile.mkdtemp(prefix=".incoming-", dir=self.folder))
         try:
             yield folder
@@ -98,19 +159,27 @@ class RecordStore:
                 rows = pa.ipc.open_file(file).read_all()
             parts[rows["platform"][0].as_py()].append(rows)
         platforms = sorted(parts, key=lambda platform: -sum(map(len, parts[platform])))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # pyarrow works without the interpreter
+        with (
+            self._writing(),
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+        ):  # pyarrow works without the interpreter
             added = pool.map(lambda platform: self._merge(platform, parts[platform], folder), platforms)
             return dict(zip(platforms, added, strict=True))
 
     def _merge(self, platform: str, parts: Sequence[pa.Table], folder: Path) -> int:
-        known = [self.read(platform)] if self._file(platform).exists() else []
+        """Make one file of a platform's records and further rows, and return how many of those are new."""
+        batches = sorted(self._file(platform).parent.glob(_PART))
+        known = [self.read(platform)] if platform in self.platforms else []
         before = sum(map(len, known))
         rows = pa.concat_tables([*known, *parts])
         rows = rows.filter(_is_first(rows.column("id")))
         self._file(platform).parent.mkdir(exist_ok=True)
         aside = folder / f"{platform}.merged"
-        pq.write_table(rows, aside, compression="zstd", row_group_size=20_000, use_dictionary=REPEATED)
+        _write(rows, aside)
         os.replace(aside, self._file(platform))
+        _sync(self._file(platform).parent)
+        for batch in batches:
+            batch.unlink()
         return len(rows) - before
 
     def quarantine(self, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
@@ -160,6 +229,20 @@ def write_rows(rows: pa.Table, path: Path) -> None:
     """Write rows of one platform for `RecordStore.take_in`: as they lie in memory, for they are read once and removed."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
+
+
+def _write(rows: pa.Table, path: Path) -> None:
+    pq.write_table(rows, path, compression="zstd", row_group_size=20_000, use_dictionary=REPEATED)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk: what is in the store is deleted elsewhere."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_first(ids: pa.ChunkedArray) -> pa.Array:

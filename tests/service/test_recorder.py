@@ -1,0 +1,244 @@
+"""From the stream into the record store: each record once, whatever is killed. On the Valkey of the wheel, on Redis, and on what TLP_TEST_REDIS_URL names."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+from tlp_client.records import RecordParser
+from tlp_service.measurements import recorder as recorder_module
+from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
+from tlp_service.measurements.stream import STREAM, Entry, MeasurementStream
+from tlp_service.records import store as store_module
+from tlp_service.records.reader import stored_records
+from tlp_service.records.schema import Rows, Texts
+from tlp_service.records.store import RecordStore
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis", "outside"])
+def url(request, tmp_path_factory):
+    if request.param == "outside":
+        if not os.environ.get("TLP_TEST_REDIS_URL"):
+            pytest.skip("TLP_TEST_REDIS_URL names no server")
+        yield os.environ["TLP_TEST_REDIS_URL"]
+        return
+    binary = shutil.which("redis-server") if request.param == "redis" else None
+    if request.param == "redis" and binary is None:
+        pytest.skip("no redis-server on the PATH")
+    with embedded_redis(tmp_path_factory.mktemp("redis"), binary and Path(binary)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        client.delete(STREAM, DEAD)
+        yield client
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RecordStore.create(tmp_path / "store")
+
+
+@pytest.fixture
+def recorder(url, client, store):
+    recorder = Recorder(url, store, "one")
+    yield recorder
+    recorder.close()
+
+
+def entries_of(lines, platform="epyc", prefix=""):
+    return [Entry(f"{prefix}{n}", line, "w", platform, "base-1") for n, line in enumerate(lines)]
+
+
+def send(client, entries):
+    with client.pipeline() as pipeline:
+        for entry in entries:
+            pipeline.xadd(STREAM, entry._asdict())
+        return pipeline.execute()
+
+
+def shown(record):
+    return (
+        record.task.workload_key,
+        record.primitives,
+        record.costs,
+        record.error_no,
+        float(record.timestamp),
+    )
+
+
+def stored(store):
+    return Counter(shown(record) for platform, record in stored_records(store) if platform == "epyc")
+
+
+def once(lines):
+    return Counter(shown(RecordParser().parse(line)) for line in lines)
+
+
+def test_what_is_acknowledged_to_a_worker_is_in_the_store_once_and_leaves_the_stream(
+    url, client, store, recorder, measured_lines
+):
+    async def append(entries):
+        stream = MeasurementStream(url)
+        try:
+            return await stream.append(entries)
+        finally:
+            await stream.close()
+
+    entries = [e._replace(id=f"{time.time_ns()}-{e.id}") for e in entries_of(measured_lines[:20])]
+    assert asyncio.run(append(entries)) == list(range(20))
+    assert asyncio.run(append(entries)) == []
+    moved = recorder.step()
+    assert ([entry for entry, _ in moved.records], moved.dead) == (entries, {})
+    assert stored(store) == once(measured_lines[:20])
+    assert client.xlen(STREAM) == 0
+    assert recorder.step().records == []
+
+
+def test_a_record_that_came_under_two_ids_or_in_two_batches_is_read_once(
+    client, store, recorder, measured_lines
+):
+    for _ in range(2):
+        send(client, entries_of([*measured_lines[:5], *measured_lines[:5]]))
+        assert len(recorder.step().records) == 10
+    assert stored(store) == once(measured_lines[:5])
+    store.compact()
+    assert [path.name for path in (store.folder / "platform=epyc").iterdir()] == ["records.parquet"]
+    assert stored(store) == once(measured_lines[:5])
+
+
+def test_entries_that_are_no_records_are_kept_apart_with_their_reasons(
+    client, store, recorder, measured_lines
+):
+    good, *_ = entries_of(measured_lines)
+    bad = [
+        good._replace(record="{"),
+        good._replace(record=json.dumps({"i": [], "r": [], "v": "v9"})),
+        good._replace(platform="../../etc"),
+        good._replace(platform=""),
+    ]
+    ids = send(client, [bad[0], good, *bad[1:]])
+    odd = client.xadd(STREAM, {"id": "x", "record": good.record})
+    moved = recorder.step()
+    assert [entry for entry, _ in moved.records] == [good]
+    assert list(moved.dead) == [ids[0], *ids[2:], odd]
+    dead = [fields for _, fields in client.xrange(DEAD)]
+    assert [d["entry"] for d in dead] == list(moved.dead)
+    assert [d.get("platform") for d in dead] == ["epyc", "epyc", "../../etc", "", None]
+    for letter, reason in zip(
+        dead, ("JSON", "", "are a name", "are a name", "its fields are id, record"), strict=True
+    ):
+        assert reason in letter["reason"]
+    assert client.xlen(STREAM) == 0
+    assert stored(store) == once([good.record])
+
+
+def test_a_record_that_cannot_be_a_row_keeps_no_other_from_the_store(
+    client, store, recorder, measured_lines, monkeypatch
+):
+    poison = measured_lines[3]
+
+    class Picky(recorder_module.Rows):
+        def add(self, record, line, source, number):
+            super().add(record, line, source, number)
+            self.is_poisoned = getattr(self, "is_poisoned", False) or line.decode() == poison
+
+        def table(self):
+            if self.is_poisoned:
+                raise OverflowError("too large for a row")
+            return super().table()
+
+    monkeypatch.setattr(recorder_module, "Rows", Picky)
+    ids = send(client, entries_of(measured_lines[:9]))
+    assert recorder.step().dead == {ids[3]: "it cannot be stored: too large for a row"}
+    assert stored(store) == once([*measured_lines[:3], *measured_lines[4:9]])
+
+
+@pytest.mark.parametrize("moment", ["append", "_acknowledge", "_trim"])
+def test_what_was_not_finished_comes_again(url, client, store, measured_lines, monkeypatch, moment):
+    """Killed before the store is written, before the acknowledgement, before the stream is cut."""
+    send(client, entries_of(measured_lines[:30]))
+    send(client, [entries_of(measured_lines)[0]._replace(record="{")])
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    first = Recorder(url, store, "one")
+    with monkeypatch.context() as patch:
+        patch.setattr(store if moment == "append" else first, moment, die)
+        with pytest.raises(KeyboardInterrupt):
+            first.step()
+    first.close()
+    again = Recorder(url, RecordStore(store.folder), "one")
+    again.step()
+    again.step()
+    again.close()
+    assert stored(store) == once(measured_lines[:30])
+    assert client.xlen(DEAD) == 1
+    assert client.xpending(STREAM, GROUP)["pending"] == 0
+
+
+def test_what_a_dead_consumer_held_is_taken_over_and_not_cut_off_before(
+    url, client, store, recorder, measured_lines, monkeypatch
+):
+    send(client, entries_of(measured_lines[:10]))
+    recorder.step()
+    ids = send(client, entries_of(measured_lines[10:20]))
+    client.xreadgroup(GROUP, "gone", {STREAM: ">"}, count=4)
+    assert len(recorder.step().records) == 6
+    assert [id_ for id_, _ in client.xrange(STREAM)] == ids  # nothing behind what is pending, nor that
+    monkeypatch.setattr(recorder_module, "_CLAIM_S", 0.0)
+    assert len(recorder.step().records) == 4
+    assert client.xlen(STREAM) == 0
+    assert stored(store) == once(measured_lines[:20])
+
+
+def test_other_groups_keep_what_they_have_not_read(client, store, recorder, measured_lines):
+    client.xgroup_create(STREAM, "other", id="0", mkstream=True)
+    ids = send(client, entries_of(measured_lines[:3]))
+    recorder.step()
+    assert [id_ for id_, _ in client.xrange(STREAM)] == ids
+    client.xgroup_destroy(STREAM, "other")
+
+
+def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_lines, monkeypatch):
+    monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
+    stop = time.monotonic() + 2
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER, str(store.folder)], stdout=subprocess.PIPE, text=True
+    )
+    count = 0
+    while time.monotonic() < stop:
+        rows = Rows("epyc", Texts())
+        rows.add(RecordParser().parse(measured_lines[count % 200]), str(count).encode(), "worker:w", 0)
+        store.append([rows.table()])
+        count += 1
+    reader.send_signal(signal.SIGINT)
+    counts = [int(line) for line in reader.communicate()[0].split()]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 5
+    assert store.read("epyc", ["line"]).num_rows == count
+
+
+_READER = """
+import signal, sys
+from pathlib import Path
+from tlp_service.records.store import RecordStore
+store, stopping = RecordStore(Path(sys.argv[1])), []
+signal.signal(signal.SIGINT, lambda *_: stopping.append(1))
+while not stopping:
+    if store.platforms:
+        print(store.read("epyc", ["line"]).num_rows, flush=True)
+"""
