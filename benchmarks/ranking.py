@@ -108,7 +108,7 @@ def log_speed(costs):
     return np.clip(logs - logs.mean(), -3, 3)
 
 
-def platforms(store, seeds, kinds):
+def platforms(store, seeds, kinds, models):
     """Train on the train part, rank the test part; return model -> seed -> task figures."""
     found = defaultdict(dict)
     for kind, sets in read_sets(store, kinds).items():
@@ -116,20 +116,24 @@ def platforms(store, seeds, kinds):
         splits = {name: split_set(whole, parts) for name, whole in sets.items()}
         for seed in seeds:
             for name, changes in (("base", {}), ("published", PUBLISHED_FIT)):
+                if name not in models:
+                    continue
                 train, validation, test = splits[name]
                 started = time.monotonic()
                 score = train_network(name, train, validation, seed, **changes)
                 found[name].setdefault(seed, []).extend(rank(score, test))
                 print(f"{kind} {name} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
-            train, _, test = splits["published"]
-            found["xgboost"].setdefault(seed, []).extend(rank(train_xgboost(train, seed), test))
+            if "others" in models:
+                train, _, test = splits["published"]
+                found["xgboost"].setdefault(seed, []).extend(rank(train_xgboost(train, seed), test))
             show_platforms(found)
     return found
 
 
 def show_platforms(found):
     """Print the figures of every platform with enough tasks, means over the seeds."""
-    names = sorted({task.platform for task in found["base"][min(found["base"])]})
+    first = next(iter(found.values()))
+    names = sorted({task.platform for task in first[min(first)]})
     print(f"\n{'platform':<22}{'tasks':>6}" + "".join(f"{model:>34}" for model in found))
     means = defaultdict(list)
     for platform in names:
@@ -159,7 +163,7 @@ def show_platforms(found):
     )
 
 
-def folds(store, folder, seeds, others, platform="epyc-9004-2c"):
+def folds(store, folder, seeds, others, models, platform="epyc-9004-2c"):
     """Rank the measured tasks of each fold by models that never saw them; return model -> seed -> task figures."""
     import xgboost
 
@@ -181,20 +185,22 @@ def folds(store, folder, seeds, others, platform="epyc-9004-2c"):
             train = {n: tasks_where(s, lambda task: task.workload not in held) for n, s in sets.items()}  # noqa: B023
             measured = {n: tasks_where(s, lambda task: task.platform == platform) for n, s in train.items()}
             none = tasks_where(sets["base"], lambda task: False)
-            ways = {"base": measured["base"]}
+            ways = {"base": measured["base"]} if "base" in models else {}
             if others:
                 ways["base, other CPUs' records too"] = train["base"]
             for name, records in ways.items():
                 score = train_network("base", records, none, seed)
                 found[name].setdefault(seed, []).extend(rank(score, test["base"]))
-            changes = PUBLISHED_FIT | {"epochs": 12}
-            none = tasks_where(sets["published"], lambda task: False)
-            score = train_network("published", measured["published"], none, seed, **changes)
-            found["published"].setdefault(seed, []).extend(rank(score, test["published"]))
-            score = train_xgboost(measured["published"], seed)
-            found["xgboost, primitives"].setdefault(seed, []).extend(rank(score, test["published"]))
-            found["xgboost, Ansor's features"].setdefault(seed, []).extend(own.trees(xgboost, fold, seed))
-            found["TenSet's MLP, Ansor's features"].setdefault(seed, []).extend(own.mlp(fold, seed))
+            if "published" in models:
+                changes = PUBLISHED_FIT | {"epochs": 12}
+                none = tasks_where(sets["published"], lambda task: False)
+                score = train_network("published", measured["published"], none, seed, **changes)
+                found["published"].setdefault(seed, []).extend(rank(score, test["published"]))
+            if "others" in models:
+                score = train_xgboost(measured["published"], seed)
+                found["xgboost, primitives"].setdefault(seed, []).extend(rank(score, test["published"]))
+                found["xgboost, Ansor's features"].setdefault(seed, []).extend(own.trees(xgboost, fold, seed))
+                found["TenSet's MLP, Ansor's features"].setdefault(seed, []).extend(own.mlp(fold, seed))
             show_folds(found)
     return found
 
@@ -347,6 +353,13 @@ def main():
     parser.add_argument(
         "--others", action="store_true", help="train base on other CPUs' records, too (folds)"
     )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=("base", "published", "others"),
+        default=["base", "published", "others"],
+        help="which to train (platforms, folds)",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", default=["cpu", "gpu"])
     parser.add_argument("--epochs", type=int, help="of base, instead of its own")
@@ -357,9 +370,9 @@ def main():
         Base.settings = dataclasses.replace(Base.settings, epochs=arguments.epochs)
     store = RecordStore(arguments.store)
     if arguments.study == "platforms":
-        found = platforms(store, arguments.seeds, arguments.kinds)
+        found = platforms(store, arguments.seeds, arguments.kinds, arguments.models)
     elif arguments.study == "folds":
-        found = folds(store, arguments.measured, arguments.seeds, arguments.others)
+        found = folds(store, arguments.measured, arguments.seeds, arguments.others, arguments.models)
     else:
         found = few(store, arguments.seeds, {kind: TARGETS[kind] for kind in arguments.kinds})
     if arguments.out:
