@@ -1,0 +1,1 @@
+"""Learning from what the farm measures: what may be served, and what is trained when."""
