@@ -1,0 +1,187 @@
+"""How far the scores of a version are from what was measured: figures over a sliding window. Pure; no clock, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tlp_service.evaluation.figures import TaskFigures, figures_of, summarise
+
+#: Seconds between two results of one worker and task from which on they are of two search rounds.
+ROUND_GAP_S = 5.0
+#: Fewest candidates of a task in the window that are ranked, and of a round whose regret counts.
+_RANKED = 4
+_QUINTILES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured candidate, and the score that a version gave it.
+
+    Parameters
+    ----------
+    worker, workload : str
+        Who measured, and for which task.
+    score : float
+        Of the version; NaN if it has none.
+    cost : float
+        Seconds; NaN for a run that failed.
+    time_s : float
+        When it arrived.
+    """
+
+    worker: str
+    workload: str
+    score: float
+    cost: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFigures:
+    """Figures of a version on a platform. One that nothing can be said of is NaN.
+
+    Parameters
+    ----------
+    measured, tasks, rounds : int
+        Candidates in the window, and tasks and search rounds with enough of them.
+    failed_share : float
+        Share of the runs that failed.
+    pair_accuracy, pair_accuracy_low, pair_accuracy_high : float
+        Share of the pairs inside tasks that the scores order right, mean over tasks, and its 95 % interval by bootstrap over tasks.
+    kendall_tau : float
+        Kendall's tau-b inside tasks, mean over tasks.
+    top1_regret, top5_regret : float
+        How much longer the best of the one or five best-scored of a search round takes than the best of the round, as a share of that;
+        mean over rounds.
+    calibration : tuple of (float, float)
+        Mean score and mean label (best cost of the task over the candidate's) by fifths of the scores. Labels rise with scores where
+        those are any good.
+    """
+
+    measured: int
+    tasks: int
+    rounds: int
+    failed_share: float
+    pair_accuracy: float
+    pair_accuracy_low: float
+    pair_accuracy_high: float
+    kendall_tau: float
+    top1_regret: float
+    top5_regret: float
+    calibration: tuple[tuple[float, float], ...]
+
+
+class ErrorWindow:
+    """The last measurements of one platform that a version scored.
+
+    Parameters
+    ----------
+    capacity : int
+        Most of them.
+    """
+
+    def __init__(self, capacity: int = 2000) -> None:
+        self._measured: deque[Measured] = deque(maxlen=capacity)
+
+    def add(self, measured: Measured) -> None:
+        """Take in a measurement; the oldest goes."""
+        self._measured.append(measured)
+
+    def __len__(self) -> int:
+        return len(self._measured)
+
+    def figures(self) -> ErrorFigures:
+        """Return the figures of what is in the window."""
+        valid = [m for m in self._measured if math.isfinite(m.cost) and math.isfinite(m.score)]
+        failed = sum(math.isnan(m.cost) for m in self._measured)
+        tasks = _tasks_of(valid)
+        summary = summarise(tasks) if tasks else None
+        pairs = summary["pair_accuracy"] if summary else None
+        rounds = [r for r in _rounds(valid) if len(r) >= _RANKED]
+        nan = math.nan
+        return ErrorFigures(
+            measured=len(self._measured),
+            tasks=len(tasks),
+            rounds=len(rounds),
+            failed_share=failed / len(self._measured) if self._measured else nan,
+            pair_accuracy=pairs.value if pairs else nan,
+            pair_accuracy_low=pairs.low if pairs else nan,
+            pair_accuracy_high=pairs.high if pairs else nan,
+            kendall_tau=summary["kendall_tau"].value if summary else nan,
+            top1_regret=_regret(rounds, 1),
+            top5_regret=_regret(rounds, 5),
+            calibration=_calibration(valid),
+        )
+
+
+def is_drifting(figures: ErrorFigures, at_gate: float, fewest_tasks: int = 5) -> bool:
+    """Return whether a version orders what comes in worse than it did when it was accepted, beyond chance.
+
+    Parameters
+    ----------
+    figures : ErrorFigures
+        Of the version on a platform.
+    at_gate : float
+        Its pair accuracy there on held-back tasks; NaN if it was not measured.
+    fewest_tasks : int
+        With fewer, nothing is said.
+    """
+    return figures.tasks >= fewest_tasks and figures.pair_accuracy_high < at_gate
+
+
+def _tasks_of(valid: Sequence[Measured]) -> list[TaskFigures]:
+    by_task: dict[str, list[Measured]] = defaultdict(list)
+    for measured in valid:
+        by_task[measured.workload].append(measured)
+    found = [
+        figures_of("", workload, _scores(own), _costs(own))
+        for workload, own in by_task.items()
+        if len(own) >= _RANKED
+    ]
+    return [figures for figures in found if not math.isnan(figures.pair_accuracy)]
+
+
+def _rounds(valid: Sequence[Measured]) -> list[list[Measured]]:
+    """Return the measurements by search round: those of a worker and task that came without a gap."""
+    rounds: list[list[Measured]] = []
+    open_rounds: dict[tuple[str, str], list[Measured]] = {}
+    for measured in valid:
+        key = (measured.worker, measured.workload)
+        last = open_rounds.get(key)
+        if last is None or measured.time_s - last[-1].time_s > ROUND_GAP_S:
+            last = open_rounds[key] = []
+            rounds.append(last)
+        last.append(measured)
+    return rounds
+
+
+def _regret(rounds: Sequence[Sequence[Measured]], k: int) -> float:
+    if not rounds:
+        return math.nan
+    figures = [figures_of("", "", _scores(r), _costs(r)) for r in rounds]
+    return float(np.mean([(f.top1_s if k == 1 else f.top5_s) / f.best_s - 1 for f in figures]))
+
+
+def _calibration(valid: Sequence[Measured]) -> tuple[tuple[float, float], ...]:
+    if len(valid) < _QUINTILES:
+        return ()
+    best: dict[str, float] = {}
+    for measured in valid:
+        best[measured.workload] = min(measured.cost, best.get(measured.workload, math.inf))
+    scores = _scores(valid)
+    labels = np.array([best[m.workload] / m.cost for m in valid])
+    fifths = np.array_split(np.argsort(scores, kind="stable"), _QUINTILES)
+    return tuple((float(scores[fifth].mean()), float(labels[fifth].mean())) for fifth in fifths)
+
+
+def _scores(measured: Sequence[Measured]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([m.score for m in measured])
+
+
+def _costs(measured: Sequence[Measured]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([m.cost for m in measured])
