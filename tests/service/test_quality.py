@@ -1,0 +1,85 @@
+"""Prediction error by platform and version, with versions whose scores are known by hand."""
+
+import json
+import math
+
+import pytest
+from models import write_linear_version
+
+from tlp_client.records import RecordParser
+from tlp_service.learning.quality import Quality
+from tlp_service.measurements.stream import Entry
+from tlp_service.scoring.scorer import Scorer
+
+PARSER = RecordParser()
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    """One scores the sum of the stages, the other its negative."""
+    folder = tmp_path_factory.mktemp("versions")
+    found = [Scorer(write_linear_version(folder / str(n), factor)) for n, factor in enumerate((1.0, -1.0))]
+    return {scorer.manifest.version: scorer for scorer in found}
+
+
+def measured(stage, cost, version, workload="w", platform="epyc", error=0):
+    line = json.dumps(
+        {
+            "i": [[f'["{workload}"]', "llvm", [2, 64, 64, 0, 0, 0, 0, 0], "", 2, []], [[], [["CI", stage]]]],
+            "r": [[cost], error, 0.1, 1],
+            "v": "v0.6",
+        }
+    )
+    return Entry(f"{workload}-{stage}", line, "host", platform, version), PARSER.parse(line)
+
+
+def test_each_candidate_is_scored_by_the_version_of_its_search_and_by_the_serving_one(versions):
+    rising, falling = versions
+    quality = Quality(versions.get, lambda: falling)
+    # The higher the stage the faster: `rising` orders all pairs right, `falling` none.
+    quality.take([measured(n, 1.0 / n, rising) for n in range(1, 9)], 100.0)
+    document = quality.document(101.0)
+    figures = document["platforms"]["epyc"]
+    assert (document["serving"], document["time"]) == (falling, 101.0)
+    assert (figures[rising]["pair_accuracy"], figures[falling]["pair_accuracy"]) == (1.0, 0.0)
+    assert (figures[rising]["serving"], figures[falling]["serving"]) == (False, True)
+    assert (figures[rising]["top1_regret"], figures[falling]["top1_regret"]) == (0.0, 7.0)
+    assert (figures[rising]["measured"], figures[rising]["rounds"]) == (8, 1)
+    assert figures[rising]["drifting"] is False
+    json.dumps(document, allow_nan=False)
+
+
+def test_failed_runs_and_versions_that_are_gone_are_counted_and_have_no_order(versions):
+    rising, _ = versions
+    quality = Quality(versions.get, lambda: rising)
+    quality.take([measured(n, 1e10, "gone", error=4) for n in range(1, 4)], 1.0)
+    quality.take([measured(n, 1.0, "", platform="mystery") for n in range(5, 7)], 1.0)
+    platforms = quality.document(2.0)["platforms"]
+    assert platforms["epyc"]["gone"]["failed_share"] == platforms["epyc"][rising]["failed_share"] == 1
+    assert platforms["epyc"]["gone"]["pair_accuracy"] is None
+    assert list(platforms["mystery"]) == [rising]  # scored as any CPU
+    assert platforms["mystery"][rising]["measured"] == 2
+
+
+def test_an_order_worse_than_at_the_gate_drifts(tmp_path, versions):
+    rising, falling = versions
+    folder = versions[falling].folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["training"] = {"gate": {"epyc": 0.8}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    gated = {**versions, falling: Scorer(folder)}
+    quality = Quality(gated.get, lambda: falling)
+    quality.take([measured(n, 1.0 / n, rising, workload=f"w{m}") for m in range(6) for n in range(1, 6)], 1.0)
+    figures = quality.document(2.0)["platforms"]["epyc"]
+    assert figures[falling]["pair_accuracy_at_gate"] == 0.8
+    assert figures[falling]["drifting"] is True
+    assert figures[rising]["drifting"] is False
+
+
+def test_windows_are_bounded(versions, monkeypatch):
+    monkeypatch.setattr("tlp_service.learning.quality._MOST_WINDOWS", 3)
+    quality = Quality(versions.get, lambda: None)
+    for n in range(9):
+        quality.take([measured(1, 1.0, "gone", platform=f"p{n}")], 1.0)
+    assert list(quality.document(2.0)["platforms"]) == ["p6", "p7", "p8"]
+    assert math.isfinite(quality.document(2.0)["time"])
