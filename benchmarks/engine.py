@@ -136,14 +136,14 @@ class Base:
         self._engine = start_engine(Settings(model=shipped_model("base"), device=device))
         task = records[0].task
         self._request = request_of(task, (record.primitives for record in records))
-        network = self._engine.scorer.manifest.network(platform_kind(task.target))
-        weights = read_weights(self._engine.scorer.folder / network.file)
+        network = self._engine.versions.serving.manifest.network(platform_kind(task.target))
+        weights = read_weights(self._engine.versions.serving.folder / network.file)
         of_task = sum(w.numel() for name, w in weights.items() if name.startswith("task_"))
         products = sum(w.numel() for name, w in weights.items() if name.endswith("weight"))
         self.multiply_adds = len(records) * (products - of_task) + of_task
 
     def prepare(self):
-        return self._engine.scorer.prepare(self._request)
+        return self._engine.versions.serving.prepare(self._request)
 
     def run(self, candidates):
         work = Candidates(candidates.network, candidates.table, candidates.plan)
@@ -155,7 +155,7 @@ class Comparison:
     """One log's candidates by all ways."""
 
     def __init__(self, records, engine):
-        device = engine.scorer.device
+        device = engine.versions.serving.device
         self.kind = kind = platform_kind(records[0].task.target)
         features = PUBLISHED[kind]
         primitives, indices, lengths = index_primitives(r.primitives for r in records)
@@ -164,9 +164,9 @@ class Comparison:
         self.plan = Plan.of(indices, lengths, features.steps)
         self._engine = engine
         network = PublishedNetwork(features.width).eval()
-        of_kind = engine.scorer.manifest.network(kind)
-        self._loaded = engine.scorer.loaded(of_kind)
-        network.load_state_dict(read_weights(engine.scorer.folder / of_kind.file))
+        of_kind = engine.versions.serving.manifest.network(kind)
+        self._loaded = engine.versions.serving.loaded(of_kind)
+        network.load_state_dict(read_weights(engine.versions.serving.folder / of_kind.file))
         self._padded = Padded(network, self.table, features.positions(indices, lengths), device)
         self.floor = Floor(network, self.plan, len(self.table), device)
         self.base = Base(records, device)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlp_client.errors import TLPError
 from tlp_service.errors import BadSettings, ServiceFault
+from tlp_service.versions.command import add_models
 
 if TYPE_CHECKING:
     from tlp_client.logs import RefusedLine
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_evaluate(commands.add_parser("evaluate", help="rank measured records by a model version"))
     _add_records(commands.add_parser("records", help="keep tuning logs as a record store"))
+    add_models(commands.add_parser("models", help="choose which model version serves"))
     return parser
 
 
@@ -169,9 +171,15 @@ def _show_records(arguments: argparse.Namespace) -> int:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (TLP_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (TLP_PORT)")
-    parser.add_argument("--model", type=Path, help="folder of the model version to serve (TLP_MODEL)")
     parser.add_argument(
-        "--data-dir", type=Path, help="folder of the embedded measurement stream (TLP_DATA_DIR)"
+        "--model",
+        type=Path,
+        help="folder of the model version to serve, instead of the registry's (TLP_MODEL)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="folder of the embedded measurement stream and of the registry (TLP_DATA_DIR)",
     )
     parser.set_defaults(run=_serve)
 

@@ -9,7 +9,11 @@
     ├── TrainingDiverged              none: a loss that is not finite
     └── ApiError                      the `status` of the class
         ├── MalformedBody             400   (code malformed, content_type)
+        ├── NotAuthorized             401   without the admin key
+        ├── NotAllowed                403   there is no admin key, so nobody may
         ├── UnknownName               404   (code unknown_version, unknown_platform)
+        ├── VersionGone               409   no longer loaded
+        ├── VersionRefused            409   may not serve, or there is none to return to
         ├── BodyTooLarge              413
         ├── InvalidBody               422
         ├── QueueFull                 429   with Retry-After
@@ -65,10 +69,34 @@ class MalformedBody(ApiError):
     status, code = 400, "malformed"
 
 
+class NotAuthorized(ApiError):
+    """The admin key is missing or another."""
+
+    status, code = 401, "not_authorized"
+
+
+class NotAllowed(ApiError):
+    """The server has no admin key, so its registry is not changed over HTTP."""
+
+    status, code = 403, "not_allowed"
+
+
 class UnknownName(ApiError):
     """A version or platform that this server does not have."""
 
     status, code = 404, "unknown"
+
+
+class VersionGone(ApiError):
+    """A version that served once and is no longer loaded."""
+
+    status, code = 409, "version_gone"
+
+
+class VersionRefused(ApiError):
+    """A version that may not serve: damaged, or marked; or there is none to return to."""
+
+    status, code = 409, "version_refused"
 
 
 class BodyTooLarge(ApiError):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody asks for
@@ -68,7 +72,16 @@ class Metrics:
             "tlp_measurement_stream_length", "Records in the stream.", registry=registry
         )
         self.model = Gauge(
-            "tlp_model_loaded", "1 for the version that is served.", ["model", "version"], registry=registry
+            "tlp_model_loaded",
+            "1 for the version that is served, 0 for the others that are loaded.",
+            ["model", "version"],
+            registry=registry,
+        )
+        self.swaps = Counter(
+            "tlp_version_swaps", "Times that another version began to serve.", registry=registry
+        )
+        self.failed_loads = Counter(
+            "tlp_version_failed_loads", "Versions that could not be loaded.", registry=registry
         )
         self.provider = Gauge(
             "tlp_execution_provider",
@@ -77,6 +90,32 @@ class Metrics:
             registry=registry,
         )
         self._platforms: set[str] = set()
+        self._versions: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def set_loaded(self, versions: Sequence[tuple[str, str]]) -> None:
+        """State the loaded versions as (model, version), the serving one first; the series of others end."""
+        with self._lock:
+            for model, version in self._versions - set(versions):
+                self._remove(self.model, model, version)
+                for kind in ("cpu", "gpu"):
+                    self._remove(self.candidates, kind, version)
+            self._versions = set(versions)
+            for place, (model, version) in enumerate(versions):
+                self.model.labels(model, version).set(1 if place == 0 else 0)
+
+    def count_scored(self, kind: str, version: str, count: int) -> None:
+        """Count scored candidates; those of a version that is dropped meanwhile as of ``other``."""
+        with self._lock:
+            is_loaded = any(version == loaded for _, loaded in self._versions)
+            self.candidates.labels(kind, version if is_loaded else "other").inc(count)
+
+    @staticmethod
+    def _remove(metric: Counter | Gauge, *labels: str) -> None:
+        with contextlib.suppress(
+            KeyError
+        ):  # as some versions of the library do where there is no such series
+            metric.remove(*labels)
 
     def platform_label(self, platform: str) -> str:
         """Return the platform as a label: its name for the first 64 platforms, ``other`` for later ones."""

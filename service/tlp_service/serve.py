@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -21,12 +22,13 @@ from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
-from tlp_service.scoring.calibration import calibrate
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.network import usable_cpus
+from tlp_service.scoring.first import load_first
+from tlp_service.scoring.follower import Follower
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.scoring.versions import Versions
 from tlp_service.settings import Settings
-from tlp_service.versions.manifest import read_manifest
+from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -84,27 +86,33 @@ def serve(settings: Settings) -> int:
 
 
 def start_engine(settings: Settings) -> Engine:
-    """Load the version and start the threads that score with it, in the way that is fastest here.
+    """Load the first version and start the threads that score with it, in the way that is fastest here.
 
     Raises
     ------
     BadSettings, BadVersion
-        See `Scorer`.
+        See `load_first`.
     """
-    manifest = read_manifest(settings.model)
-    probe = manifest.networks[0]
-    cpus = settings.threads or usable_cpus()
-    calibration = calibrate(settings.model / probe.file, probe.steps, settings.device, cpus, settings.chunk)
-    scorer = Scorer(settings.model, settings.device, calibration.threads)
-    log.info("serving version %s on %s, %s", manifest.version, scorer.provider, calibration)
+    try:
+        registry = Registry(settings.registry_url)
+    except OSError as error:
+        raise BadSettings(f"TLP_REGISTRY={settings.registry_url}: {error}") from None
+    scorer, calibration = load_first(settings, registry)
+    versions = Versions(scorer)
     queue: FairQueue[Candidates] = FairQueue(
         settings.max_waiting,
         settings.max_waiting_mib << 20,
         calibration.candidates_per_s,
-        mixes=scorer.loaded(probe).mixes,
+        mixes=scorer.mixes,
     )
+    follower = None
+    if settings.model is None:
+        load = partial(Scorer, device=settings.device, threads=calibration.threads)
+        follower = Follower(registry, versions, load, settings.kept_versions, settings.registry_poll_s)
     return Engine(
-        scorer,
+        versions,
+        registry,
+        follower,
         calibration,
         Executor(queue, calibration.executors, calibration.chunk),
         _start_reader(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import redis
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -35,7 +36,25 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    model: Path = Field(default_factory=shipped_model, description="Folder of the model version to serve.")
+    model: Path | None = Field(
+        None, description="Folder of the model version to serve, whatever the registry says."
+    )
+    registry: str | None = Field(
+        None,
+        description="Folder, or URL that fsspec knows, of the versions; by default 'models' in the data folder.",
+    )
+    registry_poll_s: float = Field(
+        2.0, gt=0, le=3600, description="Seconds after which the registry is looked at again."
+    )
+    kept_versions: int = Field(
+        3,
+        ge=0,
+        le=100,
+        description="Versions that stay loaded beside the serving one, for rounds that began with them.",
+    )
+    admin_key: SecretStr | None = Field(
+        None, description="Key of the registry's routes; without it they are closed."
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the network runs; cuda or no start.")
     threads: int = Field(
         0, ge=0, le=1024, description="Threads that score; 0 for the CPUs this process may use."
@@ -46,7 +65,7 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(
         None, description="Redis or Valkey for the measurement stream; without it the server starts its own."
     )
-    data_dir: Path = Field(Path("tlp-data"), description="Folder of the server's own measurement stream.")
+    data_dir: Path = Field(Path("tlp-data"), description="Folder of the server's own stream and registry.")
     max_body_mib: int = Field(32, ge=1, description="Largest body, before and after decompression, in MiB.")
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
     max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
@@ -60,6 +79,19 @@ class Settings(BaseSettings):
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."
     )
 
+    @field_validator("model", "registry", "admin_key", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value  # an empty key would open the routes to everybody
+
+    @field_validator("registry")
+    @classmethod
+    def _check_registry(cls, value: str | None) -> str | None:
+        # It is printed at start and named in errors; fsspec reads credentials from its own configuration.
+        if value is not None and urlsplit(value).password is not None:
+            raise ValueError("a URL without a password")
+        return value
+
     @field_validator("redis_url", mode="before")
     @classmethod
     def _check_redis_url(cls, value: Any) -> Any:
@@ -71,6 +103,11 @@ class Settings(BaseSettings):
             # The fault itself may name a part of the password.
             raise ValueError("not a URL such as redis://:password@host:6379/0 or unix:///path") from None
         return value
+
+    @property
+    def registry_url(self) -> str:
+        """Where the registry is."""
+        return self.registry or str(self.data_dir / "models")
 
     @property
     def max_body(self) -> int:

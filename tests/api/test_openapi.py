@@ -41,7 +41,7 @@ def test_the_posting_routes_document_their_statuses(server):
     paths = json.loads(server.get("/openapi.json")[1])["paths"]
     documented = {path: set(paths[path]["post"]["responses"]) for path in ("/v1/predict", "/v1/measurements")}
     assert documented == {
-        "/v1/predict": {"200", "400", "404", "413", "422", "429", "500", "503", "504"},
+        "/v1/predict": {"200", "400", "404", "409", "413", "422", "429", "500", "503", "504"},
         "/v1/measurements": {"200", "400", "413", "422", "503"},
     }
 
@@ -73,6 +73,16 @@ def test_the_measurement_examples_are_answered(server, name):
     status, answer = server.post("/v1/measurements", example)
     assert status == 200
     documents.KeptDocument.model_validate(answer, strict=True)
+
+
+def test_the_registrys_routes_document_the_admin_key(server):
+    document = json.loads(server.get("/openapi.json")[1])
+    assert document["components"]["securitySchemes"] == {"admin_key": {"type": "http", "scheme": "bearer"}}
+    routes = [r for path, of in document["paths"].items() if "/registry" in path for r in of.values()]
+    assert len(routes) == 6
+    assert all(
+        r["security"] == [{"admin_key": []}] and {"401", "403", "503"} <= set(r["responses"]) for r in routes
+    )
 
 
 def test_an_error_is_as_documented(server):

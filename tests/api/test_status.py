@@ -74,6 +74,9 @@ def test_cuda_where_there_is_none_refuses_the_start(tmp_path, capsys, monkeypatc
         ("max_candidates", "0"),
         ("threads", "-1"),
         ("redis_url", "valkey:6379"),
+        ("registry", "ftp://me:hunter2@host/models"),
+        ("kept_versions", "-1"),
+        ("registry_poll_s", "0"),
     ],
 )
 def test_a_setting_out_of_range_is_named(tmp_path, capsys, monkeypatch, setting, value):

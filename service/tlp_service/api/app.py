@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -17,22 +18,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
-from tlp_service.api import documents, measurements, predict, status
+from tlp_service.api import documents, measurements, predict, registry, status
 from tlp_service.api.body import BodyMemory
 from tlp_service.api.service import Engine, Service
-from tlp_service.errors import ApiError, InvalidBody
+from tlp_service.errors import ApiError, InvalidBody, NotAuthorized
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.settings import Settings
+from tlp_service.versions.hints import listen
 
 log = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
-    """Return the application for a loaded version and a measurement stream."""
-    metrics, scorer = Metrics(), engine.scorer
-    metrics.model.labels(scorer.manifest.model, scorer.manifest.version).set(1)
-    metrics.provider.labels(scorer.provider).set(1)
+    """Return the application for loaded versions, a registry and a measurement stream."""
+    metrics, follower = Metrics(), engine.follower
+    metrics.provider.labels(engine.versions.serving.provider).set(1)
+    engine.versions.listen(
+        lambda loaded: metrics.set_loaded([(s.manifest.model, s.manifest.version) for s in loaded])
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -40,17 +44,26 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
         if weakness := await stream.weakness():
             log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
         app.state.service = Service(
-            settings, engine, stream, metrics, BodyMemory(settings.max_waiting_mib << 20)
+            settings,
+            engine,
+            stream,
+            metrics,
+            BodyMemory(settings.max_waiting_mib << 20),
+            redis_url,
         )
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(stream.close)
+            if follower is not None:
+                follower.start(metrics)
+                stack.push_async_callback(asyncio.to_thread, follower.stop)
+                hints = asyncio.create_task(listen(redis_url, follower.wake))
+                stack.callback(hints.cancel)
             yield
-        finally:
-            await stream.close()
 
     app = FastAPI(
         title="TLP cost-model service", version=__version__, lifespan=lifespan, redirect_slashes=False
     )
-    for module in (predict, measurements, status):
+    for module in (predict, measurements, status, registry):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(InvalidRequest, _answer_invalid_request)
@@ -70,6 +83,8 @@ def _error(status_code: int, message: str, code: str, headers: dict[str, str] | 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+    if isinstance(error, NotAuthorized):
+        headers = {"WWW-Authenticate": "Bearer"}
     return _error(error.status, str(error), error.code, headers)
 
 
@@ -99,6 +114,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         for model in documents.REFERENCED:
             schema["components"]["schemas"].setdefault(model.__name__, documents.schema_of(model))
+        schema["components"]["securitySchemes"] = {"admin_key": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = schema
     return app.openapi_schema
 

@@ -94,6 +94,85 @@ class KeptDocument(_Document):
     rejected: list[RecordError]
 
 
+class MarkDocument(_Document):
+    """Why a version may not serve."""
+
+    state: str = Field(description="'rejected' by the gate, or 'failed' to load.")
+    reason: str
+    at: str
+    figures: dict[str, Any]
+
+
+class VersionDocument(_Document):
+    """A version of the registry."""
+
+    version: str
+    model: str
+    created: str
+    active: bool
+    mark: MarkDocument | None
+    manifest: dict[str, Any] | None = Field(None, description="Where one version is asked for.")
+
+
+class ActivationDocument(_Document):
+    """A version that began to serve."""
+
+    version: str
+    at: str
+    by: str
+    reason: str
+    is_return: bool
+
+
+class ServingDocument(_Document):
+    """Which version serves, and which ones did."""
+
+    active: str | None = Field(description="By the registry.")
+    serving_here: str = Field(description="By this server, which may be loading the active one.")
+    history: list[ActivationDocument]
+
+
+class RegistryDocument(ServingDocument):
+    """All that the registry holds."""
+
+    versions: list[VersionDocument]
+
+
+class DiffDocument(_Document):
+    """In what two versions differ."""
+
+    a: str
+    b: str
+    differs: dict[str, list[Any]] = Field(description="Field of the manifest -> its values in both.")
+
+
+class PrunedDocument(_Document):
+    """The versions that are deleted."""
+
+    pruned: list[str]
+
+
+class ActivateDocument(_Document):
+    """Which version shall serve."""
+
+    version: str
+    reason: str = ""
+    force: bool = Field(False, description="Whether a mark is overruled.")
+
+
+class RollbackDocument(_Document):
+    """Why the version before shall serve."""
+
+    reason: str = ""
+
+
+class PruneDocument(_Document):
+    """What stays."""
+
+    keep: int = Field(10, ge=0, description="Newest versions that stay.")
+    recent: int = Field(10, ge=0, description="Versions that served last and stay.")
+
+
 class ErrorDocument(_Document):
     """Every answer other than 200."""
 
@@ -171,6 +250,15 @@ def _header(name: str, type_: str, text: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": type_}}
 
 
+def _admin(answer: type[BaseModel], *statuses: int, body: type[BaseModel] | None = None, **more: Any) -> Any:
+    extra: dict[str, Any] = {"security": [{"admin_key": []}], **more}
+    if body is not None:
+        content = {"application/json": {"schema": schema_of(body)}}
+        extra["requestBody"] = {"required": body is ActivateDocument, "content": content}
+    responses = {200: {"model": answer}, **_errors(401, 403, *statuses, 503)}
+    return {"responses": responses, "openapi_extra": extra}
+
+
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorDocument} for status in statuses}
 
@@ -180,7 +268,7 @@ _VERSION = ("version", "Model version, for a tuning log.")
 _WORKER = ("worker", "Who measured a tuning log.")
 
 PREDICT: dict[str, Any] = {
-    "responses": {200: {"model": ScoresDocument}, **_errors(400, 404, 413, 422, 429, 500, 503, 504)},
+    "responses": {200: {"model": ScoresDocument}, **_errors(400, 404, 409, 413, 422, 429, 500, 503, 504)},
     "openapi_extra": {
         **_body(PredictDocument, PREDICT_EXAMPLES),
         "parameters": [
@@ -201,6 +289,14 @@ MEASUREMENTS: dict[str, Any] = {
         "parameters": _query(_WORKER, _PLATFORM, _VERSION),
     },
 }
+REGISTRY: dict[str, Any] = _admin(RegistryDocument)
+VERSION: dict[str, Any] = _admin(VersionDocument, 404, 409)
+DIFF: dict[str, Any] = _admin(
+    DiffDocument, 404, 409, 422, parameters=_query(("a", "One version."), ("b", "The other version."))
+)
+ACTIVATE: dict[str, Any] = _admin(ServingDocument, 400, 404, 409, 413, 422, body=ActivateDocument)
+ROLLBACK: dict[str, Any] = _admin(ServingDocument, 400, 409, 413, 422, body=RollbackDocument)
+PRUNE: dict[str, Any] = _admin(PrunedDocument, 400, 413, 422, body=PruneDocument)
 READY: dict[str, Any] = {"responses": _errors(503)}
 
 #: models that the bodies above refer to by name

@@ -83,10 +83,11 @@ def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | No
     limit = service.settings.max_candidates
     request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, limit)
     prepared = Prepared([], [], list(request.errors))
+    manifest = service.engine.versions.serving.manifest
     for measurement in request.measurements:
         target = measurement.record.task.target
         platform = request.platform or platform_kind(target)
-        message = contradiction(service.engine.scorer.manifest, platform, target)
+        message = contradiction(manifest, platform, target)
         if platform is None:
             message = f"neither 'platform' nor the target {target!r:.80} tells the platform"
         if platform is None or message is not None:

@@ -37,7 +37,7 @@ from tlp_service.api.body import (
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
 from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, QueueFull, UnknownName
-from tlp_service.scoring.scorer import Prepared, Scored
+from tlp_service.scoring.scorer import Prepared, Scored, Scorer
 
 router = APIRouter()
 
@@ -89,8 +89,8 @@ async def _answer_request(
     more = {}
     if prepared.validity is not None:
         log_odds = await caller.wait(service.engine.executor, prepared.validity)
-        more["validity"] = service.engine.scorer.probabilities(prepared, log_odds).tolist()
-    return await _encode(service, scored.scores, errors, **more)
+        more["validity"] = prepared.scorer.probabilities(prepared, log_odds).tolist()
+    return await _encode(prepared.scorer, scored.scores, errors, **more)
 
 
 def _read_request(service: Service, body: bytes) -> Prepared:
@@ -98,15 +98,15 @@ def _read_request(service: Service, body: bytes) -> Prepared:
     check_count(document, "candidates", service.settings.max_candidates)
     check_count(document, "primitives", service.settings.max_primitives)
     request = read_predict(document)
-    _check_version(service, request.version)
+    scorer = service.engine.versions.get(request.version)
     _check_primitives(service, request)
-    return service.engine.scorer.prepare(request)
+    return scorer.prepare(request)
 
 
 async def _score(service: Service, caller: Caller, prepared: Prepared) -> Scored:
     raw = await caller.wait(service.engine.executor, prepared.candidates)
-    scored = service.engine.scorer.finish(prepared, raw)
-    _count(service, scored)
+    scored = prepared.scorer.finish(prepared, raw)
+    _count(service, prepared.scorer, scored)
     return scored
 
 
@@ -114,8 +114,8 @@ async def _answer_log(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
     platform, version = query["platform"], query["version"]
-    _check_version(service, version)
-    read = partial(_read_log, service, body, platform, version)
+    scorer = service.engine.versions.get(version)  # of all its tasks, whatever is swapped meanwhile
+    read = partial(_read_log, service, scorer, body, platform, version)
     lines, tasks = await caller.read(service.engine, read, len(body))
     del body, read
     memory.release()
@@ -132,11 +132,11 @@ async def _answer_log(
         scored = await _score(service, caller, prepared)
         scores[positions] = scored.scores
         errors.update({positions[p]: message for p, message in scored.errors.items()})
-    return await _encode(service, scores, _line_errors(lines, errors), lines=lines.numbers)
+    return await _encode(scorer, scores, _line_errors(lines, errors), lines=lines.numbers)
 
 
 def _read_log(
-    service: Service, body: bytes, platform: str | None, version: str | None
+    service: Service, scorer: Scorer, body: bytes, platform: str | None, version: str | None
 ) -> tuple[LogLines, list[tuple[Prepared | ApiError, list[int]]]]:
     """Return the lines of a log, and of each of its tasks what is to be scored, or why it can't be, with its lines' positions."""
     lines = read_log(body, service.settings.max_candidates)
@@ -144,7 +144,7 @@ def _read_log(
     for request, positions in predict_requests(lines, platform, version):
         try:
             _check_primitives(service, request)
-            tasks.append((service.engine.scorer.prepare(request), positions))
+            tasks.append((scorer.prepare(request), positions))
         except (InvalidBody, UnknownName) as error:
             if error.code == "unknown_platform" and platform is not None:
                 raise  # the platform of all lines
@@ -188,25 +188,18 @@ def _check_primitives(service: Service, request: PredictRequest) -> None:
         )
 
 
-def _check_version(service: Service, version: str | None) -> None:
-    served = service.engine.scorer.manifest.version
-    if version is not None and version != served:
-        raise UnknownName(f"version: {version!r} is not loaded; {served!r} is", code="unknown_version")
-
-
-def _count(service: Service, scored: Scored) -> None:
+def _count(service: Service, scorer: Scorer, scored: Scored) -> None:
     metrics = service.metrics
-    metrics.candidates.labels(scored.platform_kind, service.engine.scorer.manifest.version).inc(
-        len(scored.scores) - len(scored.errors)
-    )
+    count = len(scored.scores) - len(scored.errors)
+    metrics.count_scored(scored.platform_kind, scorer.manifest.version, count)
     metrics.invalid.inc(len(scored.errors))
     metrics.truncated.inc(scored.truncated)
 
 
 async def _encode(
-    service: Service, scores: npt.NDArray[np.float64], errors: list[dict[str, Any]], **more: object
+    scorer: Scorer, scores: npt.NDArray[np.float64], errors: list[dict[str, Any]], **more: object
 ) -> bytes:
-    manifest = service.engine.scorer.manifest
+    manifest = scorer.manifest
     document = {
         "format": FORMAT,
         "model": manifest.model,

@@ -15,8 +15,10 @@ from tlp_service.monitoring import Metrics
 from tlp_service.scheduling.executor import Executor, Work
 from tlp_service.scoring.calibration import Calibration
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.scorer import Scorer
+from tlp_service.scoring.follower import Follower
+from tlp_service.scoring.versions import Versions
 from tlp_service.settings import Settings
+from tlp_service.versions.registry import Registry
 
 T = TypeVar("T")
 
@@ -67,9 +69,11 @@ class Reading(Work[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The loaded version, and the threads that read bodies and score with it."""
+    """The loaded versions, who keeps them as the registry says, and the threads that read bodies and score with them."""
 
-    scorer: Scorer
+    versions: Versions
+    registry: Registry
+    follower: Follower | None  # None where one version serves whatever the registry says
     calibration: Calibration
     executor: Executor[Candidates]
     readers: Executor[Reading]
@@ -99,6 +103,7 @@ class Service:
     stream: MeasurementStream
     metrics: Metrics
     bodies: BodyMemory
+    redis_url: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,21 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from tlp_service.api import documents
 from tlp_service.api.service import Service
 from tlp_service.errors import NotReady
+from tlp_service.scoring.scorer import Scorer
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the loaded model versions, what each was trained on, and how well it ranks."""
+    """List the loaded model versions, the one that serves first, what each was trained on, and how well it ranks."""
     service: Service = request.app.state.service
-    manifest, calibration = service.engine.scorer.manifest, service.engine.calibration
+    loaded = service.engine.versions.loaded
+    return {"models": [_describe(service, scorer, scorer is loaded[0]) for scorer in loaded]}
+
+
+def _describe(service: Service, scorer: Scorer, is_serving: bool) -> dict[str, Any]:
+    manifest = scorer.manifest
     networks = [
         {
             "platform_kind": n.platform_kind,
@@ -31,16 +37,15 @@ async def models(request: Request) -> dict[str, Any]:
         }
         for n in manifest.networks
     ]
-    version = {
+    return {
         "model": manifest.model,
         "version": manifest.version,
         "created": manifest.created,
-        "serving": True,
-        "provider": service.engine.scorer.provider,
-        "calibration": dataclasses.asdict(calibration),
+        "serving": is_serving,
+        "provider": scorer.provider,
+        "calibration": dataclasses.asdict(service.engine.calibration),
         "networks": networks,
     }
-    return {"models": [version]}
 
 
 @router.get("/health/live")
@@ -54,11 +59,12 @@ async def ready(request: Request) -> dict[str, str]:
     """Answer 200 when a version is loaded and the measurement stream can be reached, else 503."""
     service: Service = request.app.state.service
     await service.stream.check()
+    scorer = service.engine.versions.serving
     return {
         "status": "ready",
-        "model": service.engine.scorer.manifest.model,
-        "version": service.engine.scorer.manifest.version,
-        "provider": service.engine.scorer.provider,
+        "model": scorer.manifest.model,
+        "version": scorer.manifest.version,
+        "provider": scorer.provider,
     }
 
 

@@ -47,6 +47,8 @@ class Prepared:
 
     Parameters
     ----------
+    scorer : Scorer
+        The version that it was prepared for, which must finish it.
     network : Network
         Which network of the version scores it.
     report_invalid : bool
@@ -61,6 +63,7 @@ class Prepared:
         The work that tells how likely each is to run, where the request asks for it.
     """
 
+    scorer: Scorer
     network: Network
     report_invalid: bool
     errors: dict[int, str]
@@ -103,6 +106,11 @@ class Scorer:
         """Execution provider that runs the networks, as ONNX Runtime reports it."""
         return next(iter(self._networks.values())).provider
 
+    @property
+    def mixes(self) -> bool:
+        """Whether candidates of several requests gain from being in one run."""
+        return next(iter(self._networks.values())).mixes
+
     def loaded(self, network: Network) -> OnnxNetwork:
         """Return a network of the version as it is loaded."""
         return self._networks[network.file]
@@ -131,7 +139,7 @@ class Scorer:
             if network.validity is None:
                 raise InvalidBody(f"validity: version {self.manifest.version} does not tell it")
             validity = Candidates(self._networks[network.validity.file], inputs.table, inputs.plan)
-        return Prepared(network, request.report_invalid, errors, inputs.truncated, candidates, validity)
+        return Prepared(self, network, request.report_invalid, errors, inputs.truncated, candidates, validity)
 
     def probabilities(self, prepared: Prepared, log_odds: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return how likely each candidate is to build and run, from what `Prepared.validity` gave; NaN for those in `errors`."""

@@ -137,28 +137,41 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise BadVersion(f"no model version at {folder}: {MANIFEST} is missing")
-    try:
-        document = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise BadVersion(f"{path}: not JSON: {error}") from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise BadVersion(f"{path}: manifest schema {schema!r}, this server reads {SCHEMA}")
-    try:
-        manifest = msgspec.convert(document, Manifest)
-    except msgspec.ValidationError as error:
-        raise BadVersion(f"{path}: {error}") from None
-    if not manifest.networks:
-        raise BadVersion(f"{path}: no networks")
-    expected = version_name(manifest.model, manifest.networks)
-    if manifest.version != expected:
-        raise BadVersion(f"{path}: the version is {manifest.version!r}, its networks make it {expected!r}")
+    manifest = parse_manifest(path.read_bytes(), str(path))
     for network in manifest.networks:
-        if not 0 < network.score_map.scale < math.inf:
-            raise BadVersion(f"{path}: the scale of a score map is positive, not {network.score_map.scale}")
         for part in (network, network.validity):
             if part is not None:
                 _check_file(path, part.file, part.sha256)
+    return manifest
+
+
+def parse_manifest(encoded: bytes, where: str) -> Manifest:
+    """Read and check a manifest, but not the files that it names.
+
+    Raises
+    ------
+    BadVersion
+        If it is damaged or of another schema; names `where`.
+    """
+    try:
+        document = msgspec.json.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise BadVersion(f"{where}: not JSON: {error}") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise BadVersion(f"{where}: manifest schema {schema!r}, this server reads {SCHEMA}")
+    try:
+        manifest = msgspec.convert(document, Manifest)
+    except msgspec.ValidationError as error:
+        raise BadVersion(f"{where}: {error}") from None
+    if not manifest.networks:
+        raise BadVersion(f"{where}: no networks")
+    expected = version_name(manifest.model, manifest.networks)
+    if manifest.version != expected:
+        raise BadVersion(f"{where}: the version is {manifest.version!r}, its networks make it {expected!r}")
+    for network in manifest.networks:
+        if not 0 < network.score_map.scale < math.inf:
+            raise BadVersion(f"{where}: the scale of a score map is positive, not {network.score_map.scale}")
     return manifest
 
 

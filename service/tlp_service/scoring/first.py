@@ -1,0 +1,67 @@
+"""The version that a server begins with."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.scoring.calibration import Calibration, calibrate
+from tlp_service.scoring.network import usable_cpus
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.settings import Settings, shipped_model
+from tlp_service.versions.manifest import read_manifest
+from tlp_service.versions.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+def load_first(settings: Settings, registry: Registry) -> tuple[Scorer, Calibration]:
+    """Load the version that is named, else the registry's active one, else the shipped one; and find how it runs fastest.
+
+    Raises
+    ------
+    BadSettings
+        If the registry can't be read, or the device can't be had.
+    BadVersion
+        If the named or the shipped version can't be loaded. An active one is marked, and the one before it taken.
+    """
+    if settings.model is not None:
+        return _load(settings, settings.model)
+    _offer_shipped(registry)
+    try:
+        while (active := registry.journal().active) is not None:
+            try:
+                with registry.checkout(active) as folder:
+                    return _load(settings, folder)
+            except BadVersion as error:
+                log.error("version %s can't be loaded: %s", active, error)
+                registry.mark(active, "failed", f"on {socket.gethostname()}: {error}")
+    except OSError as error:
+        raise BadSettings(f"TLP_REGISTRY={settings.registry_url}: {error}") from None
+    return _load(settings, shipped_model())
+
+
+def _offer_shipped(registry: Registry) -> None:
+    """Publish the shipped version, and let it serve if none does, so that there is one to return to."""
+    shipped = shipped_model()
+    try:
+        journal = registry.begin(registry.publish(shipped), "server")
+    except OSError as error:
+        log.warning("the registry can't be written: %s", error)
+        return
+    if journal.active != shipped.name:
+        log.info(
+            "the package brings version %s; the registry's active one is %s", shipped.name, journal.active
+        )
+
+
+def _load(settings: Settings, folder: Path) -> tuple[Scorer, Calibration]:
+    manifest = read_manifest(folder)
+    probe = manifest.networks[0]
+    cpus = settings.threads or usable_cpus()
+    calibration = calibrate(folder / probe.file, probe.steps, settings.device, cpus, settings.chunk)
+    scorer = Scorer(folder, settings.device, calibration.threads)
+    log.info("serving version %s on %s, %s", manifest.version, scorer.provider, calibration)
+    return scorer, calibration

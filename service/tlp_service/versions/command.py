@@ -1,0 +1,149 @@
+"""``tlp models``: the registry by hand. Heavy imports stand inside, as in `tlp_service.cli`."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tlp_service.errors import BadSettings
+
+if TYPE_CHECKING:
+    from tlp_service.versions.journal import Journal
+    from tlp_service.versions.registry import Held, Registry
+
+_Run = Callable[["Registry", argparse.Namespace], None]
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of ``tlp models``."""
+    actions = parser.add_subparsers(dest="action", required=True)
+
+    def add(name: str, run: _Run, text: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=text)
+        action.add_argument(
+            "--registry", help="folder or URL (default: TLP_REGISTRY, or models in TLP_DATA_DIR)"
+        )
+        action.set_defaults(run=lambda arguments: _run(run, arguments))
+        return action
+
+    add("list", _list, "list the versions, newest first").add_argument("--json", action="store_true")
+    add("show", _show, "print one version as JSON").add_argument("version")
+    diff = add("diff", _diff, "print in what two versions differ")
+    diff.add_argument("version")
+    diff.add_argument("other")
+    publish = add("publish", _publish, "copy a version into the registry; it does not serve yet")
+    publish.add_argument("folder", type=Path, help="folder of the version")
+    activate = add("activate", _activate, "let a version serve")
+    activate.add_argument("version")
+    activate.add_argument("--force", action="store_true", help="even if it is marked rejected or failed")
+    rollback = add("rollback", _rollback, "let the version serve that served before this one")
+    for action in (activate, rollback):
+        action.add_argument("--reason", default="", help="is kept in the history")
+    prune = add("prune", _prune, "delete versions that are neither new nor served lately")
+    prune.add_argument("--keep", type=_count, default=10, help="newest versions that stay (default: 10)")
+    prune.add_argument("--recent", type=_count, default=10, help="versions that served last (default: 10)")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return number
+
+
+def _run(run: _Run, arguments: argparse.Namespace) -> int:
+    from tlp_service.settings import read_settings
+    from tlp_service.versions.registry import Registry
+
+    url = arguments.registry or read_settings().registry_url
+    try:
+        run(Registry(url), arguments)
+    except OSError as error:
+        raise BadSettings(f"the registry {url}: {error}") from None
+    return 0
+
+
+def _list(registry: Registry, arguments: argparse.Namespace) -> None:
+    held = registry.versions()
+    if arguments.json:
+        print(json.dumps([_document(h) for h in held], indent=2))
+        return
+    rows = [
+        (
+            h.manifest.version,
+            h.manifest.created[:19],
+            "active" if h.is_active else h.mark.state if h.mark else "",
+            " ".join(dict.fromkeys(n.platform_kind for n in h.manifest.networks)),
+            h.mark.reason if h.mark else "",
+        )
+        for h in held
+    ]
+    _print_table(("version", "created", "state", "kinds", "why"), rows)
+
+
+def _document(held: Held) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins({"active": held.is_active, "mark": held.mark, "manifest": held.manifest})
+
+
+def _show(registry: Registry, arguments: argparse.Namespace) -> None:
+    print(json.dumps(_document(registry.held(arguments.version)), indent=2))
+
+
+def _diff(registry: Registry, arguments: argparse.Namespace) -> None:
+    differing = registry.diff(arguments.version, arguments.other)
+    rows = [(name, _short(one), _short(other)) for name, (one, other) in differing.items()]
+    _print_table(("", arguments.version, arguments.other), rows)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _publish(registry: Registry, arguments: argparse.Namespace) -> None:
+    print(registry.publish(arguments.folder))
+
+
+def _activate(registry: Registry, arguments: argparse.Namespace) -> None:
+    _tell(registry.activate(arguments.version, _who(), arguments.reason, arguments.force))
+
+
+def _rollback(registry: Registry, arguments: argparse.Namespace) -> None:
+    _tell(registry.rollback(_who(), arguments.reason))
+
+
+def _prune(registry: Registry, arguments: argparse.Namespace) -> None:
+    for version in registry.prune(arguments.keep, arguments.recent):
+        print(version)
+
+
+def _tell(journal: Journal) -> None:
+    """Print what serves now, and tell the servers where a Redis is named; else they see it by themselves."""
+    from tlp_service.settings import read_settings
+    from tlp_service.versions.hints import tell
+
+    url = read_settings().redis_url
+    if url is not None:
+        tell(url.get_secret_value(), journal.active)
+    print(journal.active)
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+    for row in (heads, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,140 @@
+"""What a registry remembers besides its versions: which one serves, which ones did, and which may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import msgspec
+
+from tlp_service.errors import BadVersion
+
+FORM = 1
+
+#: Activations that are remembered.
+_MOST_ACTIVATIONS = 200
+
+
+class Activation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version that began to serve.
+
+    Parameters
+    ----------
+    version : str
+        The version.
+    at : str
+        UTC time, ISO 8601.
+    by, reason : str
+        Who wanted it, and why.
+    is_return : bool
+        Whether it was a return to what had served before.
+    """
+
+    version: str
+    at: str
+    by: str
+    reason: str = ""
+    is_return: bool = False
+
+
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a version may not serve.
+
+    Parameters
+    ----------
+    state : {"rejected", "failed"}
+        The gate refused it, or a server could not load it.
+    reason, at : str
+        Why, and when.
+    figures : dict
+        What the gate measured.
+    """
+
+    state: Literal["rejected", "failed"]
+    reason: str
+    at: str
+    figures: dict[str, Any] = {}
+
+
+class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The document ``active.json``; replaced as a whole.
+
+    Parameters
+    ----------
+    form : int
+        Version of this document's form.
+    active : str or None
+        The version that serves.
+    history : list of Activation
+        Oldest first.
+    marks : dict
+        Version -> why it may not serve.
+    """
+
+    form: int = FORM
+    active: str | None = None
+    history: list[Activation] = []
+    marks: dict[str, Mark] = {}
+
+    @classmethod
+    def decode(cls, encoded: bytes | None) -> Journal:
+        """Read the document; without one nothing serves yet.
+
+        Raises
+        ------
+        BadVersion
+            If it is damaged or of another form.
+        """
+        if encoded is None:
+            return cls()
+        try:
+            journal = msgspec.json.decode(encoded, type=cls)
+        except msgspec.DecodeError as error:
+            raise BadVersion(f"the registry's active.json: {error}") from None
+        if journal.form != FORM:
+            raise BadVersion(f"the registry's active.json: form {journal.form}, this server reads {FORM}")
+        return journal
+
+    def encode(self) -> bytes:
+        """Return the document."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    def activated(self, activation: Activation) -> Journal:
+        """Return the journal after a version began to serve; a mark that it had is overruled."""
+        history = [*self.history, activation][-_MOST_ACTIVATIONS:]
+        marks = {version: mark for version, mark in self.marks.items() if version != activation.version}
+        return Journal(FORM, activation.version, history, marks)
+
+    def marked(self, version: str, mark: Mark) -> Journal:
+        """Return the journal with a mark."""
+        return Journal(FORM, self.active, self.history, {**self.marks, version: mark})
+
+    def without(self, versions: list[str]) -> Journal:
+        """Return the journal without the marks of versions that are deleted."""
+        marks = {version: mark for version, mark in self.marks.items() if version not in versions}
+        return Journal(FORM, self.active, self.history, marks)
+
+    def recent(self, count: int) -> list[str]:
+        """Return the versions that served last, each once, the active one first."""
+        latest = [entry.version for entry in reversed(self.history)]
+        named = dict.fromkeys([self.active, *latest] if self.active is not None else latest)
+        return [version for version in named if version is not None][:count]
+
+    def earlier(self) -> Iterator[str]:
+        """Yield what served before the active version, latest first.
+
+        What was returned from is not among it, so that a second return goes one further back instead of forth.
+        """
+        served: list[str] = []
+        for entry in self.history:
+            if entry.is_return and entry.version in served:
+                del served[len(served) - served[::-1].index(entry.version) :]
+            elif not served or served[-1] != entry.version:
+                served.append(entry.version)
+        yield from (version for version in reversed(served) if version != self.active)
+
+
+def now() -> str:
+    """Return the time as the journal has it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,219 @@
+"""Where a registry lies: a folder of this machine, or anything that fsspec reaches.
+
+A version lies there once its manifest does: its files come first, and its manifest goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tlp_service.versions.manifest import MANIFEST, Manifest, write_version
+
+ACTIVE = "active.json"
+
+_LOCK = ".lock"
+
+#: Seconds after which what was written aside has been given up by its writer.
+_ABANDONED_S = 86_400
+
+#: Times that a change is made anew because another one overwrote it.
+_TRIES = 5
+
+
+class Place(ABC):
+    """Holds the files of a registry. Everything raises OSError where the place can't be reached or written."""
+
+    @abstractmethod
+    def versions(self) -> list[str]:
+        """Return the names of the versions that are there."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Return a file, by its name below the registry; None if it is not there."""
+
+    @abstractmethod
+    def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
+        """Replace ``active.json`` by what `make` makes of it, if that is not None, and lose no change of others."""
+
+    @abstractmethod
+    def put(self, source: Path, manifest: Manifest) -> None:
+        """Copy a version from its folder."""
+
+    @abstractmethod
+    def remove(self, version: str) -> None:
+        """Delete a version."""
+
+    @abstractmethod
+    def checkout(self, version: str) -> contextlib.AbstractContextManager[Path]:
+        """Lend a folder with the files of a version; it need not outlast the context."""
+
+
+class Folder(Place):
+    """A folder of a local or shared file system."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def versions(self) -> list[str]:
+        """Return the names of the versions that are there."""
+        return [p.parent.name for p in self._path.glob(f"*/{MANIFEST}") if not p.parent.name.startswith(".")]
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file, or None."""
+        try:
+            return (self._path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
+        """Replace the document under a lock, aside and then renamed: whoever reads sees the old or the new one."""
+        with self._locked():
+            made = make(self.read(ACTIVE))
+            if made is None:
+                return
+            with tempfile.NamedTemporaryFile(dir=self._path, prefix=".active-", delete=False) as aside:
+                try:
+                    aside.write(made)
+                    aside.flush()
+                    os.fsync(aside.fileno())
+                    os.chmod(aside.name, 0o644)  # other users' servers read it
+                    os.replace(aside.name, self._path / ACTIVE)
+                except BaseException:
+                    os.unlink(aside.name)
+                    raise
+
+    def put(self, source: Path, manifest: Manifest) -> None:
+        """Copy a version aside, then rename it."""
+        with self._locked():
+            target = self._path / manifest.version
+            if target.exists() and not (target / MANIFEST).exists():
+                shutil.rmtree(target)  # half deleted
+            names = [name for network in manifest.networks for name in network.files]
+            write_version(self._path, manifest, {name: source / name for name in names})
+
+    def remove(self, version: str) -> None:
+        """Delete a version, and what writers that were killed left aside."""
+        (self._path / version / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(self._path / version, ignore_errors=True)
+        for aside in self._path.glob(".*-*"):
+            if time.time() - aside.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+    @contextlib.contextmanager
+    def checkout(self, version: str) -> Iterator[Path]:
+        """Lend the folder itself."""
+        yield self._path / version
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._path.mkdir(parents=True, exist_ok=True)
+        with (self._path / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+class Remote(Place):
+    """What fsspec reaches by a URL, such as a bucket. Its credentials are those of fsspec's own configuration.
+
+    No lock reaches everybody here. Who changes the document reads it again, and changes it anew where another
+    has overwritten it; two at the very same moment may still lose one entry of the history, never the document.
+    """
+
+    def __init__(self, url: str) -> None:
+        # Here, for a server on a folder need not import it.
+        from fsspec.core import url_to_fs
+
+        with _reaching(url):
+            # Others write there, too.
+            self._fs, self._root = url_to_fs(url, use_listings_cache=False)
+        self._url = url
+        self._changing = threading.Lock()
+
+    def versions(self) -> list[str]:
+        """Return the names of the versions that are there."""
+        with _reaching(self._url):
+            if not self._fs.exists(self._root):
+                return []
+            files = [str(file).rsplit("/", 2) for file in self._fs.find(self._root, maxdepth=2)]
+        return [file[1] for file in files if file[-1] == MANIFEST and not file[1].startswith(".")]
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file, or None."""
+        with _reaching(self._url):
+            try:
+                return bytes(self._fs.cat_file(self._at(name)))
+            except FileNotFoundError:
+                return None
+
+    def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
+        """Replace the document, and look whether that lasted."""
+        with self._changing:
+            for _ in range(_TRIES):
+                made = make(self.read(ACTIVE))
+                if made is None:
+                    return
+                self._write(ACTIVE, made)
+                if self.read(ACTIVE) == made:
+                    return
+        raise OSError(f"{self._url}/{ACTIVE}: others change it all the time")
+
+    def put(self, source: Path, manifest: Manifest) -> None:
+        """Copy the files of a version, and its manifest last."""
+        for network in manifest.networks:
+            for name in network.files:
+                self._write(f"{manifest.version}/{name}", (source / name).read_bytes())
+        self._write(f"{manifest.version}/{MANIFEST}", (source / MANIFEST).read_bytes())
+
+    def remove(self, version: str) -> None:
+        """Delete a version, its manifest first."""
+        with _reaching(self._url):
+            self._fs.rm_file(self._at(f"{version}/{MANIFEST}"))
+            self._fs.rm(self._at(version), recursive=True)
+
+    @contextlib.contextmanager
+    def checkout(self, version: str) -> Iterator[Path]:
+        """Lend a copy."""
+        with tempfile.TemporaryDirectory(prefix="tlp-version-") as scratch:
+            folder = Path(scratch, version)
+            folder.mkdir()
+            # Whoever reads the version says what is missing.
+            with _reaching(self._url), contextlib.suppress(FileNotFoundError):
+                for file in self._fs.ls(self._at(version), detail=False):
+                    (folder / str(file).rsplit("/", 1)[-1]).write_bytes(self._fs.cat_file(file))
+            yield folder
+
+    def _write(self, name: str, content: bytes) -> None:
+        with _reaching(self._url):
+            self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
+            self._fs.pipe_file(self._at(name), content)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+@contextlib.contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """Raise all that goes wrong as OSError; the exceptions of fsspec's file systems have no common base."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def place_of(url: str | os.PathLike[str]) -> Place:
+    """Return the place that a path or URL names; ``file://`` is a folder, too."""
+    text = os.fspath(url)
+    if text.startswith("file://"):
+        return Folder(Path(text.removeprefix("file://")))
+    return Remote(text.rstrip("/")) if "://" in text else Folder(Path(text))

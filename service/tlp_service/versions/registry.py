@@ -1,0 +1,283 @@
+"""The registry: immutable versions beside each other, and which of them serves.
+
+::
+
+    models/
+    ├── base-98238b33f95c/      a version, as `tlp_service.versions.manifest` writes it
+    ├── base-5d0c1f6a2e44/
+    └── active.json             see `tlp_service.versions.journal`
+
+Servers follow ``active.json``. So a version begins to serve, everywhere, when that file is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tlp_service.errors import BadVersion, UnknownName, VersionRefused
+from tlp_service.versions.journal import Activation, Journal, Mark, now
+from tlp_service.versions.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from tlp_service.versions.places import ACTIVE, place_of
+
+#: Versions that `Registry.prune` keeps: the newest, and those that served last.
+KEEP = 10
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A version that the registry holds.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        What it is.
+    is_active : bool
+        Whether it serves.
+    mark : Mark or None
+        Why it may not serve.
+    """
+
+    manifest: Manifest
+    is_active: bool
+    mark: Mark | None
+
+
+class Registry:
+    """The versions at one place. Every method raises OSError where that can't be reached.
+
+    Parameters
+    ----------
+    url : path or str
+        A folder, made if need be, or a URL that fsspec knows. ``tlp train --out`` may write into the folder.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self._place = place_of(url)
+
+    def journal(self) -> Journal:
+        """Return which version serves, which did, and which may not."""
+        return Journal.decode(self._place.read(ACTIVE))
+
+    def versions(self) -> list[Held]:
+        """Return what is held, newest first; a version whose manifest can't be read is left out."""
+        journal = self.journal()
+        held = []
+        for name in self._place.versions():
+            with contextlib.suppress(BadVersion, UnknownName):
+                held.append(_held(self.manifest(name), journal))
+        return sorted(held, key=lambda h: (h.manifest.created, h.manifest.version), reverse=True)
+
+    def names(self) -> frozenset[str]:
+        """Return the names of what is held, and of what served and is deleted by now."""
+        return frozenset([*self._place.versions(), *(entry.version for entry in self.journal().history)])
+
+    def held(self, version: str) -> Held:
+        """Return one version.
+
+        Raises
+        ------
+        UnknownName, BadVersion
+            See `manifest`.
+        """
+        return _held(self.manifest(version), self.journal())
+
+    def manifest(self, version: str) -> Manifest:
+        """Return the manifest of a version; the digests of its files are not checked.
+
+        Raises
+        ------
+        UnknownName
+            If the registry doesn't hold it.
+        BadVersion
+            If the manifest is damaged, or is another version's.
+        """
+        # What a caller writes becomes a part of a path.
+        encoded = self._place.read(f"{version}/{MANIFEST}") if _NAME.fullmatch(version) else None
+        if encoded is None:
+            raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
+        manifest = parse_manifest(encoded, f"{version}/{MANIFEST}")
+        if manifest.version != version:
+            raise BadVersion(f"{version}/{MANIFEST}: it is the manifest of {manifest.version!r}")
+        return manifest
+
+    @contextlib.contextmanager
+    def checkout(self, version: str) -> Iterator[Path]:
+        """Lend a local folder with a version, to load it from within the context."""
+        with self._place.checkout(version) as folder:
+            yield folder
+
+    def publish(self, source: Path) -> str:
+        """Copy a version into the registry and return its name. It does not serve yet.
+
+        Raises
+        ------
+        BadVersion
+            If the source is damaged, or its name is taken by other networks.
+        """
+        manifest = read_manifest(source)
+        try:
+            present = self.manifest(manifest.version)
+        except UnknownName:
+            self._place.put(source, manifest)
+            return manifest.version
+        # Encoded, for a figure that is NaN is written as null.
+        if msgspec.json.encode(present.networks) != msgspec.json.encode(manifest.networks):
+            raise BadVersion(f"{manifest.version} exists with other networks; a version is immutable")
+        return manifest.version
+
+    def activate(self, version: str, by: str, reason: str = "", force: bool = False) -> Journal:
+        """Let a version serve.
+
+        Parameters
+        ----------
+        force : bool
+            Whether a mark is overruled.
+
+        Raises
+        ------
+        UnknownName
+            If the registry doesn't hold it.
+        VersionRefused
+            If it is damaged or marked.
+        """
+        self._verify(version)
+
+        def make(journal: Journal) -> Journal:
+            mark = journal.marks.get(version)
+            if mark is not None and not force:
+                raise VersionRefused(f"version {version} is marked {mark.state}: {mark.reason}")
+            return journal.activated(Activation(version, now(), by, reason))
+
+        return self._change(make)
+
+    def begin(self, version: str, by: str) -> Journal:
+        """Let a version serve if none does yet."""
+
+        def make(journal: Journal) -> Journal:
+            if journal.active is not None:
+                return journal
+            return journal.activated(Activation(version, now(), by, "the first of this registry"))
+
+        return self._change(make)
+
+    def rollback(self, by: str, reason: str = "") -> Journal:
+        """Let the version serve that served before this one, of those that are there and not marked.
+
+        Raises
+        ------
+        VersionRefused
+            If there is none.
+        """
+
+        def make(journal: Journal) -> Journal:
+            previous = self._previous(journal)
+            if previous is None:
+                raise VersionRefused("there is no earlier version to return to")
+            return journal.activated(Activation(previous, now(), by, reason, is_return=True))
+
+        return self._change(make)
+
+    def mark(
+        self,
+        version: str,
+        state: Literal["rejected", "failed"],
+        reason: str,
+        figures: dict[str, Any] | None = None,
+    ) -> Journal:
+        """Say that a version may not serve. If it does, the one before it serves, on all servers."""
+
+        def make(journal: Journal) -> Journal:
+            marked = journal.marked(version, Mark(state, reason, now(), figures or {}))
+            if journal.active != version:
+                return marked
+            previous = self._previous(marked)
+            if previous is None:
+                return msgspec.structs.replace(marked, active=None)
+            why = f"{version} is {state}: {reason}"
+            return marked.activated(Activation(previous, now(), "registry", why, is_return=True))
+
+        return self._change(make)
+
+    def prune(self, keep: int = KEEP, recent: int = KEEP) -> list[str]:
+        """Delete versions and return their names.
+
+        Parameters
+        ----------
+        keep : int
+            The newest ones that stay.
+        recent : int
+            The ones that served last that stay; the active one always does.
+        """
+        newest = [held.manifest.version for held in self.versions()[:keep]]
+        pruned: list[str] = []
+
+        def make(journal: Journal) -> Journal:
+            # Within the change, so that none is deleted that another one lets serve just now.
+            staying = {*newest, *journal.recent(recent), journal.active}
+            pruned[:] = sorted(set(self._place.versions()) - staying)
+            for version in pruned:
+                self._place.remove(version)
+            return journal.without(pruned)
+
+        self._change(make)
+        return pruned
+
+    def diff(self, one: str, other: str) -> dict[str, tuple[Any, Any]]:
+        """Return in what two versions differ: dotted field -> the values of both, None where one has no such field."""
+        first, second = (_flat(msgspec.to_builtins(self.manifest(version))) for version in (one, other))
+        names = dict.fromkeys([*first, *second])
+        pairs = {name: (first.get(name), second.get(name)) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def _verify(self, version: str) -> None:
+        try:
+            self.manifest(version)
+            with self.checkout(version) as folder:
+                read_manifest(folder)
+        except BadVersion as error:
+            raise VersionRefused(f"version {version} is damaged: {error}") from None
+
+    def _previous(self, journal: Journal) -> str | None:
+        there = set(self._place.versions()) - set(journal.marks)
+        return next((version for version in journal.earlier() if version in there), None)
+
+    def _change(self, make: Callable[[Journal], Journal]) -> Journal:
+        changed = Journal()
+
+        def remake(encoded: bytes | None) -> bytes | None:
+            nonlocal changed
+            journal = Journal.decode(encoded)
+            changed = make(journal)
+            return changed.encode() if changed != journal else None
+
+        self._place.change(remake)
+        return changed
+
+
+def _held(manifest: Manifest, journal: Journal) -> Held:
+    return Held(manifest, journal.active == manifest.version, journal.marks.get(manifest.version))
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a document by their dotted names; networks are named by their files, not by their places."""
+    if isinstance(value, dict) and value:
+        inner = value.items()
+    elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        inner = {str(v.get("file", n)): v for n, v in enumerate(value)}.items()
+    else:
+        return {prefix: value}
+    return {
+        k: v
+        for name, part in inner
+        for k, v in _flat(part, f"{prefix}.{name}" if prefix else str(name)).items()
+    }

@@ -1,0 +1,319 @@
+"""Versions that are swapped while the server runs."""
+
+import json
+import threading
+import time
+
+import pytest
+from models import linear_score, write_linear_version
+from serving import start
+
+from tlp_service.api import documents
+from tlp_service.settings import shipped_model
+from tlp_service.versions.registry import Registry
+
+KEY = "s3cret-key"
+SLOW = 30  # seconds, where only a hint or a wake can be in time
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Folders of four versions; the raw score is the sum of the stages times 1, 2, 3, 4."""
+    folder = tmp_path_factory.mktemp("sources")
+    return [write_linear_version(folder / str(factor), float(factor)) for factor in (1, 2, 3, 4)]
+
+
+@pytest.fixture
+def registry(tmp_path, sources):
+    """A registry of the four, of which the first serves."""
+    registry = Registry(tmp_path / "registry")
+    for source in sources:
+        registry.publish(source)
+    registry.activate(sources[0].name, "test")
+    return registry
+
+
+@pytest.fixture
+def launch(tmp_path, registry):
+    """Start servers on the registry; all are stopped at the end."""
+    servers = []
+
+    def launch(**settings):
+        settings = {"registry": tmp_path / "registry", "registry_poll_s": 0.05, "chunk": 16, **settings}
+        servers.append(start(tmp_path / f"stream-{len(servers)}", **settings))
+        return servers[-1]
+
+    yield launch
+    for server in servers:
+        with server:
+            pass
+
+
+def served(server):
+    return json.loads(server.get("/health/ready")[1])["version"]
+
+
+def loaded(server):
+    return {m["version"]: m["serving"] for m in json.loads(server.get("/v1/models")[1])["models"]}
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def admin(server, method, path, document=None, key=KEY):
+    body = None if document is None else json.dumps(document).encode()
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    status, _, answer = server.request(method, path, body, headers)
+    return status, json.loads(answer)
+
+
+def scores_of(factor):
+    return pytest.approx([linear_score(factor * s) for s in (3, 2, 0)])
+
+
+def test_a_new_version_serves_and_rounds_that_began_with_the_old_one_go_on(launch, registry, sources, good):
+    names = [source.name for source in sources]
+    server = launch(kept_versions=1)
+    assert served(server) == names[0]
+    assert server.post("/v1/predict", {**good[0], "version": names[1]})[1]["code"] == "version_gone"
+    registry.activate(names[1], "test")
+    wait_for(lambda: served(server) == names[1])
+    _, answer = server.post("/v1/predict", good[0])
+    assert (answer["version"], answer["scores"]) == (names[1], scores_of(2))
+    _, answer = server.post("/v1/predict", {**good[0], "version": names[0]})
+    assert (answer["version"], answer["scores"]) == (names[0], scores_of(1))
+    assert loaded(server) == {names[1]: True, names[0]: False}
+
+    registry.activate(names[2], "test")
+    wait_for(lambda: served(server) == names[2])
+    assert loaded(server) == {names[2]: True, names[1]: False}
+    status, answer = server.post("/v1/predict", {**good[0], "version": names[0]})
+    assert (status, answer["code"]) == (409, "version_gone")
+    status, answer = server.post("/v1/predict", {**good[0], "version": "base-0"})
+    assert (status, answer["code"]) == (404, "unknown_version")
+
+
+def test_the_metrics_tell_what_serves_and_have_no_series_of_what_does_not(launch, registry, sources, good):
+    names = [source.name for source in sources]
+    server = launch(kept_versions=1)
+    for name in names[1:]:
+        server.post("/v1/predict", good[0])
+        registry.activate(name, "test")
+        wait_for(lambda name=name: served(server) == name)
+    server.post("/v1/predict", good[0])
+    text = server.get("/metrics")[1].decode()
+    assert {n for n in names if n in text} == set(names[2:])
+    assert server.metric(f'tlp_model_loaded{{model="published",version="{names[3]}"}}') == 1
+    assert server.metric(f'tlp_model_loaded{{model="published",version="{names[2]}"}}') == 0
+    assert server.metric("tlp_version_swaps_total") == 3
+    assert server.metric(f'tlp_candidates_scored_total{{platform_kind="cpu",version="{names[3]}"}}') == 3
+
+
+def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, registry, sources, good):
+    names = [source.name for source in sources]
+    server = launch()
+    # Activated before it was damaged, so only the load can find out.
+    file = registry._place._path / names[1] / "cpu.onnx"
+    whole = file.read_bytes()
+    verify, registry._verify = registry._verify, lambda version: None
+    file.write_bytes(b"cut")
+    registry.activate(names[1], "test")
+    wait_for(lambda: registry.journal().active == names[0])
+    mark = registry.journal().marks[names[1]]
+    assert mark.state == "failed"
+    assert "the file is damaged" in mark.reason
+    _, answer = server.post("/v1/predict", good[0])
+    assert (answer["version"], answer["scores"]) == (names[0], scores_of(1))
+    assert server.metric("tlp_version_failed_loads_total") == 1
+    assert server.log.count("can't be loaded") == 1
+    registry._verify = verify
+    file.write_bytes(whole)
+    registry.activate(names[1], "test", force=True)
+    wait_for(lambda: served(server) == names[1])
+
+
+def test_a_server_that_starts_on_a_damaged_version_takes_the_one_before(launch, registry, sources):
+    names = [source.name for source in sources]
+    registry.activate(names[1], "test")
+    (registry._place._path / names[1] / "gpu.onnx").write_bytes(b"cut")
+    assert served(launch()) == names[0]
+    assert registry.journal().marks[names[1]].state == "failed"
+
+
+def test_a_server_that_starts_later_holds_what_the_others_hold(launch, registry, sources):
+    names = [source.name for source in sources]
+    for name in names:
+        registry.activate(name, "test")
+    server = launch(kept_versions=2)
+    wait_for(lambda: loaded(server) == {names[3]: True, names[2]: False, names[1]: False})
+
+
+def test_two_servers_agree_within_seconds_by_a_hint_through_redis(launch, registry, sources, tmp_path):
+    """Neither polls: the first is woken by the change it made, the second by Redis."""
+    from tlp_service.measurements.embedded import embedded_redis
+
+    name = sources[1].name
+    with embedded_redis(tmp_path / "redis") as redis_url:
+        settings = {"redis_url": redis_url, "registry_poll_s": SLOW, "admin_key": KEY}
+        one, two = launch(**settings), launch(**settings)
+        time.sleep(0.5)  # until both listen
+        status, answer = admin(one, "POST", "/v1/registry/activate", {"version": name, "reason": "better"})
+        assert (status, answer["active"]) == (200, name)
+        assert answer["history"][-1]["reason"] == "better"
+        wait_for(lambda: served(one) == served(two) == name, SLOW / 2)
+        for server in (one, two):
+            server.stop()
+
+
+def test_a_registry_that_is_not_a_folder_is_followed_through_copies(
+    launch, registry, sources, tmp_path, good
+):
+    server = launch(registry=f"local://{tmp_path}/registry")
+    assert served(server) == sources[0].name
+    registry.activate(sources[1].name, "test")
+    wait_for(lambda: served(server) == sources[1].name)
+    assert server.post("/v1/predict", good[0])[1]["scores"] == scores_of(2)
+
+
+def test_a_registry_that_cannot_be_read_leaves_the_old_version_serving(launch, registry, sources):
+    server = launch()
+    document = registry._place._path / "active.json"
+    whole = document.read_bytes()
+    document.write_bytes(b"{")
+    wait_for(lambda: "can't be followed" in server.log)
+    assert served(server) == sources[0].name
+    document.write_bytes(whole)
+    registry.activate(sources[1].name, "test")
+    wait_for(lambda: served(server) == sources[1].name)
+
+
+def test_no_answer_mixes_versions_while_they_are_swapped(launch, registry, sources, good):
+    factors = {source.name: factor for factor, source in enumerate(sources, 1)}
+    server = launch(kept_versions=0)
+    lines = b"\n".join(
+        json.dumps(
+            {
+                "i": [[f'["op", {task}]', "llvm", [2, 64, 64, 0, 0, 0, 0, 0], "", 2, []], [[], [["CI", 3]]]],
+                "r": [[1.0], 0, 1.0, 1],
+                "v": "v0.6",
+            }
+        ).encode()
+        for task in range(20)
+    )
+    answers, is_over = [], threading.Event()
+
+    def ask(number):
+        while not is_over.is_set():
+            if number % 2:
+                answers.append((*server.post("/v1/predict", good[0]), (3, 2, 0)))
+            else:
+                answers.append(
+                    (*server.post("/v1/predict", lines, content_type="application/x-ndjson"), (3,) * 20)
+                )
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for swap in range(1, 13):
+        name = sources[swap % 4].name
+        registry.activate(name, "test")
+        wait_for(lambda name=name: served(server) == name)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert {status for status, *_ in answers} == {200}
+    assert {answer["version"] for _, answer, _ in answers} == set(factors)
+    for _, answer, stages in answers:
+        factor = factors[answer["version"]]
+        assert answer["scores"] == pytest.approx([linear_score(factor * s) for s in stages])
+
+
+def test_without_a_registry_the_shipped_version_is_published_and_serves(tmp_path):
+    with start(tmp_path / "data", chunk=16) as server:
+        assert served(server) == shipped_model().name
+        assert Registry(tmp_path / "data" / "models").journal().active == shipped_model().name
+
+
+def test_a_named_model_serves_whatever_the_registry_says(launch, registry, sources):
+    server = launch(model=sources[2])
+    time.sleep(0.3)
+    assert served(server) == sources[2].name
+    assert registry.journal().active == sources[0].name
+
+
+@pytest.fixture
+def keyed(launch):
+    return launch(admin_key=KEY)
+
+
+ROUTES = [
+    ("GET", "/v1/registry"),
+    ("GET", "/v1/registry/base-0"),
+    ("GET", "/v1/registry/diff?a=x&b=y"),
+    ("POST", "/v1/registry/activate"),
+    ("POST", "/v1/registry/rollback"),
+    ("POST", "/v1/registry/prune"),
+]
+
+
+def test_the_registry_is_closed_to_who_has_no_key(keyed, server):
+    for method, path in ROUTES:
+        assert admin(keyed, method, path, key=None)[0] == 401
+        assert admin(keyed, method, path, key=KEY + "x")[0] == 401
+        assert admin(keyed, method, path, key="é")[0] == 401
+        status, answer = admin(server, method, path)
+        assert (status, answer["code"]) == (403, "not_allowed")
+    assert KEY not in keyed.log
+
+
+def test_the_registry_over_http(keyed, sources):
+    names = [source.name for source in sources]
+    status, answer = admin(keyed, "GET", "/v1/registry")
+    assert status == 200
+    documents.RegistryDocument.model_validate(answer)
+    assert {v["version"] for v in answer["versions"]} == {*names, shipped_model().name}
+    assert (answer["active"], answer["serving_here"]) == (names[0], names[0])
+    _, answer = admin(keyed, "GET", f"/v1/registry/{names[1]}")
+    assert documents.VersionDocument.model_validate(answer).manifest["version"] == names[1]
+    _, answer = admin(keyed, "GET", f"/v1/registry/diff?a={names[0]}&b={names[1]}")
+    assert documents.DiffDocument.model_validate(answer).differs["version"] == [names[0], names[1]]
+    assert admin(keyed, "POST", "/v1/registry/activate", {"version": names[1]})[0] == 200
+    wait_for(lambda: served(keyed) == names[1])
+    assert admin(keyed, "POST", "/v1/registry/rollback")[1]["active"] == names[0]
+    wait_for(lambda: served(keyed) == names[0])
+    status, answer = admin(keyed, "POST", "/v1/registry/prune", {"keep": 0, "recent": 2})
+    documents.PrunedDocument.model_validate(answer)
+    assert (status, set(answer["pruned"])) == (200, {names[2], names[3], shipped_model().name})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "document", "status", "code"),
+    [
+        ("GET", "/v1/registry/base-0", None, 404, "unknown_version"),
+        ("GET", "/v1/registry/diff?a=base-0&b=base-1", None, 404, "unknown_version"),
+        ("GET", "/v1/registry/diff?a=base-0", None, 422, "invalid"),
+        ("POST", "/v1/registry/activate", {"version": "base-0"}, 404, "unknown_version"),
+        ("POST", "/v1/registry/activate", {"version": "../.."}, 404, "unknown_version"),
+        ("POST", "/v1/registry/activate", {}, 422, "invalid"),
+        ("POST", "/v1/registry/activate", {"version": "base-0", "forse": True}, 422, "invalid"),
+        ("POST", "/v1/registry/rollback", None, 409, "version_refused"),
+        ("POST", "/v1/registry/prune", {"keep": -1}, 422, "invalid"),
+        ("GET", "/v1/registry/activate", None, 404, "unknown_version"),
+    ],
+)
+def test_what_the_registry_refuses(refusing, method, path, document, status, code):
+    found, answer = admin(refusing, method, path, document)
+    assert (found, answer["code"]) == (status, code)
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory, sources):
+    folder = tmp_path_factory.mktemp("refusing")
+    registry = Registry(folder / "registry")
+    registry.activate(registry.publish(sources[0]), "test")
+    with start(folder / "stream", registry=folder / "registry", admin_key=KEY, chunk=16) as server:
+        yield server
