@@ -1,7 +1,7 @@
 """The demo: the service on its embedded default, real Ansor tuning against it, the results kept.
 
 Run by ``make demo``, which has made the two environments. Exits with 1 unless the service answered every predict and every
-measured record is in the stream.
+measured record is in the record store.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -65,6 +66,33 @@ def print_report(report):
     )
 
 
+def recorded_quality(url):
+    """Wait until the recorder has taken over all measurements, and return what the service says of its error."""
+    deadline = time.monotonic() + 60
+    while metric(url, "tlp_measurement_stream_length") != 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    while True:
+        with urllib.request.urlopen(f"{url}/v1/quality") as answer:
+            quality = json.load(answer)
+        if quality["platforms"] or time.monotonic() > deadline:
+            return quality
+        time.sleep(0.5)
+
+
+def stored_records(args):
+    """Count the records in the store, as its command shows them."""
+    command = [
+        args.server_python,
+        "-m",
+        "tlp_service",
+        "records",
+        "show",
+        str(args.out / "stream" / "records"),
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sum(int(line.split()[1]) for line in shown[2:])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server-python", required=True, help="Python of the service's environment")
@@ -86,16 +114,22 @@ def main():
             worker = subprocess.run(command, stderr=log, env=environment, check=False)
         if worker.returncode:
             sys.exit(f"tuning failed with status {worker.returncode}; see {args.out / 'worker.log'}")
-        kept = metric(url, "tlp_measurement_stream_length")
+        quality = recorded_quality(url)
     finally:
         server.terminate()
         server.wait(timeout=30)
     report = json.loads((args.out / "report.json").read_text())
     print_report(report)
+    kept = stored_records(args)
+    for version, figures in quality["platforms"].get(args.platform, {}).items():
+        print(
+            f"prediction error of {version}, by the service: {figures['pair_accuracy']:.2f} of the measured pairs ordered right, "
+            f"the best-scored candidate of a round takes {figures['top1_regret']:.0%} longer than its best"
+        )
     measured = sum(line["measured"] for line in report)
     fallbacks = sum(line["fallbacks"] for line in report)
     print(
-        f"version {report[-1]['version']}; {measured} records measured, {kept:.0f} in the stream, {fallbacks} fallbacks"
+        f"version {report[-1]['version']}; {measured} records measured, {kept} in the record store, {fallbacks} fallbacks"
     )
     if fallbacks or kept != measured or server.returncode != 0:
         sys.exit(f"the demo failed (the server's exit status is {server.returncode})")

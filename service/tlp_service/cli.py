@@ -56,6 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_evaluate(commands.add_parser("evaluate", help="rank measured records by a model version"))
     _add_records(commands.add_parser("records", help="keep tuning logs as a record store"))
+    recorder = commands.add_parser(
+        "recorder",
+        help="move measurements from the stream into the record store, where no server does; settings are TLP_… variables",
+    )
+    recorder.set_defaults(run=_record)
     add_models(commands.add_parser("models", help="choose which model version serves"))
     return parser
 
@@ -179,7 +184,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        help="folder of the embedded measurement stream and of the registry (TLP_DATA_DIR)",
+        help="folder of the embedded measurement stream, the record store and the registry (TLP_DATA_DIR)",
     )
     parser.set_defaults(run=_serve)
 
@@ -190,6 +195,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     given = {name: getattr(arguments, name) for name in ("host", "port", "model", "data_dir")}
     return serve(read_settings(**{name: value for name, value in given.items() if value is not None}))
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from tlp_service.learning.recording import record
+    from tlp_service.settings import read_settings
+
+    return record(read_settings())
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from tlp_service.quality_metrics import QualityCollector
+
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody asks for
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -69,7 +71,9 @@ class Metrics:
             "tlp_candidates_per_second", "Candidates a second that can be scored.", registry=registry
         )
         self.stream_length = Gauge(
-            "tlp_measurement_stream_length", "Records in the stream.", registry=registry
+            "tlp_measurement_stream_length",
+            "Records in the stream: those that wait for the recorder, or all where there is none.",
+            registry=registry,
         )
         self.model = Gauge(
             "tlp_model_loaded",
@@ -89,6 +93,8 @@ class Metrics:
             ["provider"],
             registry=registry,
         )
+        self.quality = QualityCollector()
+        registry.register(self.quality)
         self._platforms: set[str] = set()
         self._versions: set[tuple[str, str]] = set()
         self._lock = threading.Lock()

@@ -18,6 +18,7 @@ import uvicorn
 from tlp_service.api.app import create_app
 from tlp_service.api.protocol import HttpProtocol
 from tlp_service.api.service import Engine, Reading
+from tlp_service.children import Child
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.scheduling.executor import Executor
@@ -72,6 +73,8 @@ def serve(settings: Settings) -> int:
         else:
             redis_url = stack.enter_context(embedded_redis(settings.data_dir))
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
+        if settings.recorder if settings.recorder is not None else settings.redis_url is None:
+            stack.callback(_start_recorder(settings, redis_url).stop)
         app = create_app(settings, engine, redis_url)
         config = uvicorn.Config(
             app,
@@ -83,6 +86,19 @@ def serve(settings: Settings) -> int:
         )
         _run(_Server(config, engine), listener)
     return 0
+
+
+def _start_recorder(settings: Settings, redis_url: str) -> Child:
+    """Start what moves measurements into the record store, as a process of its own."""
+    told = {
+        "TLP_REDIS_URL": redis_url,
+        "TLP_RECORDS": str(settings.records_folder.absolute()),
+        "TLP_REGISTRY": settings.registry_url,
+        "TLP_MODEL": "" if settings.model is None else str(settings.model),
+    }
+    child = Child("the recorder", [sys.executable, "-m", "tlp_service", "recorder"], {**os.environ, **told})
+    child.watch()
+    return child
 
 
 def start_engine(settings: Settings) -> Engine:

@@ -65,7 +65,17 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(
         None, description="Redis or Valkey for the measurement stream; without it the server starts its own."
     )
-    data_dir: Path = Field(Path("tlp-data"), description="Folder of the server's own stream and registry.")
+    data_dir: Path = Field(
+        Path("tlp-data"), description="Folder of the server's own stream, record store and registry."
+    )
+    records: Path | None = Field(
+        None, description="Folder of the record store; by default 'records' in the data folder."
+    )
+    recorder: bool | None = Field(
+        None,
+        description="Whether the server starts what moves measurements into the record store; "
+        "by default where the stream is its own.",
+    )
     max_body_mib: int = Field(32, ge=1, description="Largest body, before and after decompression, in MiB.")
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
     max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
@@ -79,7 +89,7 @@ class Settings(BaseSettings):
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."
     )
 
-    @field_validator("model", "registry", "admin_key", mode="before")
+    @field_validator("model", "registry", "admin_key", "records", "recorder", mode="before")
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value  # an empty key would open the routes to everybody
@@ -108,6 +118,11 @@ class Settings(BaseSettings):
     def registry_url(self) -> str:
         """Where the registry is."""
         return self.registry or str(self.data_dir / "models")
+
+    @property
+    def records_folder(self) -> Path:
+        """Where the record store is."""
+        return self.records or self.data_dir / "records"
 
     @property
     def max_body(self) -> int:

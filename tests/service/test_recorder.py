@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -242,3 +243,31 @@ while not stopping:
     if store.platforms:
         print(store.read("epyc", ["line"]).num_rows, flush=True)
 """
+
+
+def test_a_disk_that_is_full_and_a_stream_that_is_away_are_waited_for(
+    client, store, recorder, measured_lines, monkeypatch, caplog
+):
+    monkeypatch.setattr(recorder_module, "_PAUSE_S", 0.01)
+    send(client, entries_of(measured_lines[:7]))
+    faults = [OSError(28, "No space left on device"), redis.ConnectionError("refused")]
+    append, stopping, taken = store.append, threading.Event(), []
+
+    def failing(batches):
+        if faults:
+            raise faults.pop(0)
+        append(batches)
+
+    monkeypatch.setattr(store, "append", failing)
+
+    def take(moved):
+        taken.append(len(moved.records))
+        if moved.records:
+            stopping.set()
+
+    recorder.run(stopping, take)
+    assert taken[-1] == 7
+    assert stored(store) == once(measured_lines[:7])
+    waits = [r.getMessage() for r in caplog.records if "wait in the stream" in r.getMessage()]
+    assert len(waits) == 1  # however often it is tried
+    assert "No space left" in waits[0]

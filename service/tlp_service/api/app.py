@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
-from tlp_service.api import documents, measurements, predict, registry, status
+from tlp_service.api import documents, measurements, predict, quality, registry, status
 from tlp_service.api.body import BodyMemory
 from tlp_service.api.service import Engine, Service
 from tlp_service.errors import ApiError, InvalidBody, NotAuthorized
@@ -63,7 +63,7 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     app = FastAPI(
         title="TLP cost-model service", version=__version__, lifespan=lifespan, redirect_slashes=False
     )
-    for module in (predict, measurements, status, registry):
+    for module in (predict, measurements, status, registry, quality):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(InvalidRequest, _answer_invalid_request)

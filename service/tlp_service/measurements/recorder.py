@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -97,18 +98,18 @@ class Recorder:
         self._acknowledge(messages, moved.dead)
         return moved
 
-    def run(self, is_stopping: Any) -> None:
-        """Move batches until an event is set; a stream that cannot be reached is tried again."""
+    def run(self, is_stopping: Event, take: Callable[[Moved], None]) -> None:
+        """Move batches until an event is set, and pass on what was moved; what cannot be reached or written is tried again."""
         is_lost = False
         while not is_stopping.is_set():
             try:
-                self.step()
+                take(self.step())
                 if is_lost:
-                    log.info("the measurement stream is back")
+                    log.info("measurements go to the record store again")
                 is_lost = False
-            except RedisError as error:
+            except (RedisError, OSError) as error:  # of the stream, or of the disk
                 if not is_lost:
-                    log.warning("the measurement stream cannot be reached: %s", error)
+                    log.warning("measurements wait in the stream: %s", error)
                 is_lost = True
                 # What a lost answer held is pending; a server that was set up anew has no group.
                 self._takes_pending, self._is_registered = True, False

@@ -14,6 +14,8 @@ from tlp_service.errors import NotReady
 # The braces put all keys into one slot of a Redis cluster.
 STREAM = "{tlp}:measurements"
 SEEN = "{tlp}:measurement:"
+#: What the recorder tells of prediction error, as JSON.
+QUALITY = "{tlp}:quality"
 
 # One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
 # ARGV: seconds an id is remembered, then the fields of each entry. Returns the positions of the entries that were new.
@@ -119,6 +121,20 @@ class MeasurementStream:
             return int(await asyncio.wait_for(self._client.xlen(STREAM), _CHECK_TIMEOUT_S))
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
+
+    async def quality(self) -> bytes | None:
+        """Return what the recorder last told of prediction error, or None where none has told anything lately.
+
+        Raises
+        ------
+        NotReady
+            If the server cannot be reached.
+        """
+        try:
+            told = await asyncio.wait_for(self._client.get(QUALITY), _CHECK_TIMEOUT_S)
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
+        return None if told is None else str(told).encode()
 
     async def weakness(self) -> str | None:
         """Return why an acknowledged measurement could be lost with the Redis server, or None."""

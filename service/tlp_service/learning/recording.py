@@ -1,0 +1,144 @@
+"""``tlp recorder``: keeps measurements in the record store, and tells how far scores are from them.
+
+A process of its own, at low priority, beside the server: writing Parquet must not hold up scoring. One a measurement stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import redis
+from redis.exceptions import RedisError
+
+from tlp_service.errors import BadSettings, ServiceFault
+from tlp_service.learning.quality import Quality
+from tlp_service.measurements.recorder import Moved, Recorder
+from tlp_service.measurements.stream import QUALITY
+from tlp_service.records.store import RecordStore
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.settings import Settings
+from tlp_service.versions.manifest import read_manifest
+from tlp_service.versions.registry import Registry
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which figures of prediction error stand after the last recorder has ended.
+_QUALITY_S = 3600
+#: Seconds between two tellings, and between two looks at the registry.
+_TELL_S, _LOOK_S = 5.0, 2.0
+#: Versions that are held to score with.
+_MOST_SCORERS = 4
+_NICENESS = 10
+
+
+def record(settings: Settings) -> int:
+    """Record until a signal comes; return the exit status.
+
+    Raises
+    ------
+    BadSettings
+        If no stream is named.
+    BadRecords
+        If the folder of the record store holds something else.
+    """
+    if settings.redis_url is None:
+        raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
+    os.nice(_NICENESS)
+    is_stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        is_stopping.set()
+
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop_signal, stop)
+    url = settings.redis_url.get_secret_value()
+    store = RecordStore.create(settings.records_folder)
+    recorder = Recorder(url, store, "recorder")
+    teller = _Teller(settings, url)
+    log.info("measurements are kept in %s", store.folder)
+    try:
+        recorder.run(is_stopping, teller.take)
+    finally:
+        recorder.close()
+        teller.close()
+    return 0
+
+
+class _Teller:
+    """Takes what was recorded into the figures of prediction error, and tells them from time to time.
+
+    What goes wrong here is a warning: recording goes on.
+    """
+
+    def __init__(self, settings: Settings, url: str) -> None:
+        self._client = redis.Redis.from_url(url, socket_timeout=5)
+        self._versions = _Versions(settings)
+        self._quality = Quality(self._versions.scorer, self._versions.serving)
+        self._told_s = 0.0
+        self._is_new = False
+
+    def take(self, moved: Moved) -> None:
+        """Take in a batch, which may be empty."""
+        try:
+            if moved.records:
+                self._quality.take(moved.records, time.time())
+                self._is_new = True
+            if self._is_new and time.monotonic() - self._told_s >= _TELL_S:
+                document = self._quality.document(time.time())
+                self._client.set(QUALITY, msgspec.json.encode(document), ex=_QUALITY_S)
+                self._told_s, self._is_new = time.monotonic(), False
+        except (RedisError, OSError) as error:
+            log.warning("prediction error can't be told: %s", error)
+        except Exception:
+            log.exception("prediction error can't be told")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+class _Versions:
+    """The versions that figures are of: the serving one, and those that searches say they used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._registry = Registry(settings.registry_url)
+        self._scorers: OrderedDict[str, Scorer | None] = OrderedDict()
+        self._active: str | None = read_manifest(self._model).version if self._model is not None else None
+        self._looked_s = float("-inf")
+
+    def serving(self) -> str | None:
+        """Return the name of the serving version."""
+        if self._model is None and time.monotonic() - self._looked_s >= _LOOK_S:
+            with contextlib.suppress(OSError):  # the last one known, until the registry is back
+                self._active = self._registry.journal().active
+            self._looked_s = time.monotonic()
+        return self._active
+
+    def scorer(self, version: str) -> Scorer | None:
+        """Return a version to score with, or None for one that cannot be had."""
+        if version not in self._scorers:
+            self._scorers[version] = self._load(version)
+        self._scorers.move_to_end(version)
+        while len(self._scorers) > _MOST_SCORERS:
+            self._scorers.popitem(last=False)
+        return self._scorers[version]
+
+    def _load(self, version: str) -> Scorer | None:
+        try:
+            if self._model is not None:
+                return Scorer(self._model) if version == self._active else None
+            with self._registry.checkout(version) as folder:
+                return Scorer(Path(folder))
+        except (ServiceFault, OSError) as error:
+            log.warning("no figures for version %.140s: %s", version, error)
+            return None

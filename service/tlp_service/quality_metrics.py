@@ -1,0 +1,56 @@
+"""Prediction error for Prometheus, as the recorder tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+#: Series of a figure at most: platforms, and versions of a platform. Whoever sends measurements names platforms.
+_MOST_PLATFORMS, _MOST_VERSIONS = 64, 4
+
+#: figure -> what it is
+_GAUGES = {
+    "measured": "Measured candidates in the window.",
+    "failed_share": "Share of the runs in the window that failed.",
+    "pair_accuracy": "Share of the pairs inside tasks that the scores order right, mean over tasks.",
+    "kendall_tau": "Kendall's tau-b of scores and speeds inside tasks, mean over tasks.",
+    "top1_regret": "How much longer the best-scored candidate of a search round takes than the best one, as a share of that.",
+    "top5_regret": "The same for the best of the five best-scored.",
+    "drifting": "1 where the order is worse than when the version was accepted, beyond chance.",
+}
+
+
+def decode_quality(told: bytes | None) -> dict[str, Any]:
+    """Return what the recorder told; a document without platforms where it told nothing."""
+    if told is None:
+        return {"time": None, "serving": None, "platforms": {}}
+    document: dict[str, Any] = msgspec.json.decode(told)
+    return document
+
+
+class QualityCollector(Collector):
+    """The figures as gauges ``tlp_prediction_…`` with the labels platform and version."""
+
+    def __init__(self) -> None:
+        self._document = decode_quality(None)
+
+    def tell(self, told: bytes | None) -> None:
+        """Take over what the next scrape shall see."""
+        self._document = decode_quality(told)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Return a gauge a figure; a figure that cannot be said has no series."""
+        for figure, text in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"tlp_prediction_{figure}", text, labels=["platform", "version"])
+            for platform, versions in islice(sorted(self._document["platforms"].items()), _MOST_PLATFORMS):
+                # The serving one first, then those of which most was measured.
+                order = sorted(versions.items(), key=lambda v: (not v[1]["serving"], -v[1]["measured"]))
+                for version, figures in order[:_MOST_VERSIONS]:
+                    if figures[figure] is not None:
+                        gauge.add_metric([platform, version], float(figures[figure]))
+            yield gauge

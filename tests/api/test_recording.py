@@ -1,0 +1,74 @@
+"""The server beside its recorder: measurements go into the record store, and /v1/quality tells of prediction error."""
+
+import json
+import time
+
+import pytest
+from models import write_linear_version
+from serving import start
+
+from tlp_service.records.reader import stored_records
+from tlp_service.records.store import RecordStore
+
+
+@pytest.fixture
+def version(tmp_path):
+    return write_linear_version(tmp_path / "version")
+
+
+def wait_for(found, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def measured(stages, speed):
+    """Records of one task; the higher the stage the faster, where `speed` is 1."""
+    return [
+        {
+            "id": f"{speed}-{stage}",
+            "record": {
+                "i": [['["w"]', "llvm", [2, 64, 64, 0, 0, 0, 0, 0], "", 2, []], [[], [["CI", stage]]]],
+                "r": [[0.01 * float(stage) ** -speed], 0, 0.1, 1],
+                "v": "v0.6",
+            },
+        }
+        for stage in stages
+    ]
+
+
+def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_path, version):
+    request = {"format": 1, "worker": "w", "platform": "epyc", "version": version.name}
+    with start(tmp_path / "data", model=version, recorder=1) as server:
+        empty = json.loads(server.get("/v1/quality")[1])
+        assert empty == {"time": None, "serving": None, "platforms": {}}
+        assert server.post("/v1/measurements", {**request, "records": measured(range(1, 9), 1)})[0] == 200
+        wait_for(lambda: server.metric("tlp_measurement_stream_length") == 0)
+        figures = wait_for(lambda: json.loads(server.get("/v1/quality")[1])["platforms"])["epyc"][
+            version.name
+        ]
+        assert (figures["measured"], figures["pair_accuracy"], figures["serving"]) == (8, 1.0, True)
+        labels = f'{{platform="epyc",version="{version.name}"}}'
+        assert server.metric(f"tlp_prediction_pair_accuracy{labels}") == 1.0
+        assert server.metric(f"tlp_prediction_top1_regret{labels}") == 0.0
+        assert server.metric(f"tlp_prediction_drifting{labels}") == 0.0
+    store = RecordStore(tmp_path / "data" / "records")
+    assert [(p, r.primitives[0].args) for p, r in stored_records(store)] == [
+        ("epyc", (n,)) for n in range(1, 9)
+    ]
+
+
+def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
+    from tlp_service.measurements.embedded import embedded_redis
+
+    request = {"format": 1, "worker": "w", "platform": "epyc", "records": measured(range(1, 4), 1)}
+    with embedded_redis(tmp_path / "outside") as url:
+        with start(tmp_path / "a", model=version, redis_url=url, recorder="") as server:
+            server.post("/v1/measurements", request)
+            time.sleep(2)
+            assert server.metric("tlp_measurement_stream_length") == 3
+        with start(tmp_path / "b", model=version, redis_url=url, recorder=1) as server:
+            wait_for(lambda: server.metric("tlp_measurement_stream_length") == 0)
+    assert RecordStore(tmp_path / "b" / "records").platforms == ("epyc",)

@@ -1,0 +1,48 @@
+"""A tuning worker without TVM: streams records through the client's outbox, asks for scores meanwhile, and tells what became of both.
+
+    python worker.py URL RECORDS.jsonl OUTBOX_FOLDER NAME SECONDS
+
+Each line of RECORDS is ``[id, line]``; they are put into the outbox in the course of SECONDS. It never ends before every record is acknowledged or refused, however often the service is away.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from tlp_client.connection import Connection, Round
+from tlp_client.errors import ServiceError
+from tlp_client.outbox import Outbox
+from tlp_client.spool import Spool
+from tlp_client.tasks import Task
+
+BATCH = 25
+STEPS = ['["CI", 1]', '["SP", 2, 0, 256, [16, 4, 1], 1]', '["AN", 2, 3, 2]']
+
+
+def main(url, records, folder, name, seconds):
+    letters = [tuple(json.loads(line)) for line in Path(records).read_text().splitlines()]
+    connection = Connection(url, platform="epyc", client=name, deadline_s=2.0)
+    outbox = Outbox(connection, name, spool=Spool(Path(folder), url, "epyc"), longest_pause_s=1.0)
+    told = {"answered": 0, "fell_back": 0, "slowest_put_s": 0.0}
+    waiting = letters
+    pause_s = float(seconds) * BATCH / len(letters)
+    while waiting or outbox.waiting:
+        batch, waiting = waiting[:BATCH], waiting[BATCH:]
+        started = time.monotonic()
+        outbox.put(batch, None)
+        told["slowest_put_s"] = max(told["slowest_put_s"], time.monotonic() - started)
+        try:
+            answer = connection.predict(Task('["w"]', "llvm", None), STEPS, [[0, 1], [1, 2], [2]], Round())
+            assert len(answer.scores) == 3
+            told["answered"] += 1
+        except ServiceError:
+            told["fell_back"] += 1
+        time.sleep(pause_s)
+    told |= {name: getattr(outbox, name) for name in ("acknowledged", "rejected", "dropped")}
+    outbox.close()
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
