@@ -1,33 +1,56 @@
-"""Whether a candidate version may take the place of the serving one: pure arithmetic on figures of the same held-back tasks.
+"""Whether a candidate version may take the place of the serving one: pure arithmetic on scores of the same held-back candidates.
 
-A candidate is accepted if it ranks no platform worse, beyond what chance makes of the tasks at hand, and at least one better. What cannot be
+A candidate is accepted if it ranks no platform worse, beyond what chance makes of the records at hand, and at least one better. What cannot be
 told from chance does not go live: a series of such steps could lead anywhere. To be worse, a figure must be so beyond its own 95 % interval;
 to be better, beyond that of all figures together (Bonferroni), or among twenty figures one would always seem better.
+
+Intervals are by bootstrap over the candidates inside each task and, where a platform has tasks enough to stand for others, over tasks, too.
+With few tasks (two operators are tuned) the verdict is about those.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from tlp_service.evaluation.figures import TaskFigures
-
-#: Resamples of the bootstrap over tasks, and the share of them that an interval of 95 % leaves out at either end.
-_RESAMPLES, _TAIL = 4000, 0.025
-#: Fewest tasks of which a platform's interval says something. With fewer, a fall of `_FEW_FALL` on the mean of them counts as worse.
-FEW_TASKS, _FEW_FALL = 5, 0.05
+#: Resamples of the bootstrap, and the share of them that an interval of 95 % leaves out at either end.
+_RESAMPLES, _TAIL = 1000, 0.025
+#: Tasks from which on a platform's are resampled, too.
+_MANY_TASKS = 5
+#: Candidates of a task that are compared; more would be drawn from, the same for both versions.
+_MOST_CANDIDATES = 256
 
 Measure = Literal["pair_accuracy", "top1"]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Held-back candidates of a task, scored by both versions.
+
+    Parameters
+    ----------
+    platform, workload : str
+        What the task is.
+    costs, serving, candidate : ndarray, shape (candidates,)
+        Measured seconds, and the scores of the two versions.
+    """
+
+    platform: str
+    workload: str
+    costs: Floats
+    serving: Floats
+    candidate: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A figure of both versions on the tasks of a platform, and the interval of what it gains.
+    """A figure of both versions on a platform, and the interval of what the candidate gains.
 
     Parameters
     ----------
@@ -38,7 +61,7 @@ class Comparison:
     serving, candidate : float
         The figures.
     low, high : float
-        95 % interval of candidate minus serving, by bootstrap over tasks (the same tasks for both versions).
+        95 % interval of candidate minus serving.
     sure : float
         Low end of the interval that all figures of a verdict have together.
     """
@@ -55,14 +78,12 @@ class Comparison:
     @property
     def is_worse(self) -> bool:
         """Whether the candidate ranks worse, beyond chance."""
-        if self.tasks < FEW_TASKS:
-            return self.candidate - self.serving < -_FEW_FALL
         return self.high < 0
 
     @property
     def is_better(self) -> bool:
-        """Whether it ranks better, beyond chance; a few tasks show nothing of the kind."""
-        return self.tasks >= FEW_TASKS and self.sure > 0
+        """Whether it ranks better, beyond chance."""
+        return self.sure > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,69 +102,92 @@ class Verdict:
 
     is_accepted: bool
     reason: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Comparison, ...] = ()
 
 
-def judge(serving: Sequence[TaskFigures], candidate: Sequence[TaskFigures], seed: int = 0) -> Verdict:
+def judge(tasks: Sequence[HeldBack], seed: int = 0) -> Verdict:
     """Return whether a candidate may take the serving version's place.
 
     Parameters
     ----------
-    serving, candidate : sequence of TaskFigures
-        Of both versions, on held-back tasks; those that only one has a figure of are a fault of the candidate.
+    tasks : sequence of HeldBack
+        Those with fewer than two candidates of different cost show nothing and are left out.
     seed : int
         Of the bootstrap.
     """
-    before, after = _by_task(serving), _by_task(candidate)
-    lacking = sorted(set(before) - set(after))
-    if lacking:
-        platform, workload = lacking[0]
-        return Verdict(
-            False, f"it has no finite scores for {len(lacking)} tasks, as {workload} on {platform}", ()
-        )
-    tasks: dict[str, list[tuple[TaskFigures, TaskFigures]]] = defaultdict(list)
-    for name, figures in before.items():
-        tasks[name[0]].append((figures, after[name]))
-    tail = _TAIL / max(1, len(tasks) * len(_MEASURES))
+    for task in tasks:
+        if not np.isfinite(task.candidate).all():
+            return Verdict(False, f"a score that is not finite, of {task.workload} on {task.platform}")
+    by_platform: dict[str, list[HeldBack]] = defaultdict(list)
+    for task in tasks:
+        if len(np.unique(task.costs)) > 1 and np.isfinite(task.serving).all():
+            by_platform[task.platform].append(task)
+    if not by_platform:
+        return Verdict(False, "nothing is held back that could show a difference")
+    tail = _TAIL / (2 * len(by_platform))
+    random = np.random.default_rng(seed)
     comparisons = tuple(
-        _compare(platform, measure, pairs, tail, seed)
-        for platform, pairs in sorted(tasks.items())
-        for measure in _MEASURES
+        comparison
+        for platform, own in sorted(by_platform.items())
+        for comparison in _compare(platform, own, tail, random)
     )
-    worse = [c for c in comparisons if c.is_worse]
-    better = [c for c in comparisons if c.is_better]
-    if worse:
+    if worse := [c for c in comparisons if c.is_worse]:
         return Verdict(False, "worse: " + "; ".join(map(_told, worse)), comparisons)
-    if not better:
-        return Verdict(False, "not better than chance on any platform", comparisons)
-    return Verdict(True, "better: " + "; ".join(map(_told, better)), comparisons)
+    if better := [c for c in comparisons if c.is_better]:
+        return Verdict(True, "better: " + "; ".join(map(_told, better)), comparisons)
+    return Verdict(False, "not better than chance on any platform", comparisons)
+
+
+def _compare(
+    platform: str, tasks: Sequence[HeldBack], tail: float, random: np.random.Generator
+) -> list[Comparison]:
+    values = np.stack(
+        [_resampled(task, random) for task in tasks]
+    )  # (tasks, versions, measures, 1 + resamples)
+    serving, candidate = values[..., 0].mean(axis=0)
+    gains = (values[:, 1] - values[:, 0])[..., 1:]
+    chosen = np.arange(len(tasks))[:, None].repeat(_RESAMPLES, axis=1)
+    if len(tasks) >= _MANY_TASKS:
+        chosen = random.integers(0, len(tasks), chosen.shape)
+    found = []
+    for n, measure in enumerate(_MEASURES):
+        means = np.take_along_axis(gains[:, n], chosen, axis=0).mean(axis=0)
+        low, high, sure = np.quantile(means, [_TAIL, 1 - _TAIL, tail]).tolist()
+        figures = (float(serving[n]), float(candidate[n]))
+        found.append(Comparison(platform, measure, len(tasks), *figures, low, high, sure))
+    return found
 
 
 _MEASURES: tuple[Measure, ...] = ("pair_accuracy", "top1")
 
 
-def _by_task(figures: Sequence[TaskFigures]) -> dict[tuple[str, str], TaskFigures]:
-    # A task whose candidates all ran equally long has no pairs, and nothing to compare.
-    return {(f.platform, f.workload): f for f in figures if not math.isnan(f.pair_accuracy)}
+def _resampled(task: HeldBack, random: np.random.Generator) -> Floats:
+    """Return pair accuracy and top-1 of both versions, shape (2, 2, 1 + resamples); the first are of all candidates as they are."""
+    rows = random.permutation(len(task.costs))[:_MOST_CANDIDATES]
+    costs, count = task.costs[rows], len(rows)
+    drawn = random.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
+    times = np.concatenate([np.ones((1, count)), drawn])  # how often each candidate is among a resample's
+    is_faster = (costs[:, None] < costs[None, :]).astype(float)
+    pairs = _weighted(times, is_faster)
+    best = np.where(times > 0, costs, np.inf).min(axis=1)
+    found = []
+    for scores in (task.serving[rows], task.candidate[rows]):
+        difference = scores[:, None] - scores[None, :]
+        right = is_faster * ((difference > 0) + 0.5 * (difference == 0))
+        # A resample of one candidate has no pairs; chance orders half of them right.
+        ordered = _weighted(times, right)
+        accuracy = np.divide(ordered, pairs, out=np.full(len(pairs), 0.5), where=pairs > 0)
+        # Equal scores are ordered slowest first: a constant score must gain nothing.
+        order = np.lexsort((-costs, -scores))
+        first = np.argmax(times[:, order] > 0, axis=1)
+        found.append([accuracy, best / costs[order][first]])
+    return np.array(found)
 
 
-def _compare(
-    platform: str,
-    measure: Measure,
-    tasks: Sequence[tuple[TaskFigures, TaskFigures]],
-    tail: float,
-    seed: int,
-) -> Comparison:
-    values = np.array([[_value(before, measure), _value(after, measure)] for before, after in tasks])
-    gains = values[:, 1] - values[:, 0]
-    drawn = np.random.default_rng(seed).integers(0, len(gains), (_RESAMPLES, len(gains)))
-    low, high, sure = np.quantile(gains[drawn].mean(axis=1), [_TAIL, 1 - _TAIL, tail]).tolist()
-    serving, candidate = values.mean(axis=0).tolist()
-    return Comparison(platform, measure, len(tasks), serving, candidate, low, high, sure)
-
-
-def _value(figures: TaskFigures, measure: Measure) -> float:
-    return figures.pair_accuracy if measure == "pair_accuracy" else figures.best_s / figures.top1_s
+def _weighted(times: Floats, pairs: Floats) -> Floats:
+    """Return the sum of pairs of candidates, each as often as both are there, shape (resamples,)."""
+    total: Floats = ((times @ pairs) * times).sum(axis=1)
+    return total
 
 
 def _told(comparison: Comparison) -> str:
