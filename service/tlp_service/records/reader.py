@@ -30,12 +30,13 @@ _BATCH_ROWS = 10_000
 
 
 def stored_records(
-    store: RecordStore, platforms: Sequence[str] | None = None
+    store: RecordStore, platforms: Sequence[str] | None = None, newest: int | None = None
 ) -> Iterator[tuple[str, Record]]:
-    """Yield ``(platform, record)`` for all records of a store, or of some platforms; failed runs, too."""
+    """Yield ``(platform, record)`` for all records of a store, or of some platforms, or so many that came last of each; failed runs, too."""
     reader = _PrimitiveReader()
     for platform in platforms if platforms is not None else store.platforms:
-        for batch in store.read(platform, _COLUMNS).to_batches(_BATCH_ROWS):
+        rows = store.read(platform, _COLUMNS)
+        for batch in rows.slice(max(0, len(rows) - newest) if newest else 0).to_batches(_BATCH_ROWS):
             for record in _records(batch, reader):
                 yield platform, record
 

@@ -1,0 +1,136 @@
+"""One step of learning, on committed records: what is better serves, what is not is marked."""
+
+import dataclasses
+import json
+import random
+
+import msgspec
+import pytest
+from models import write_linear_version
+
+from tlp_service.cli import main
+from tlp_service.learning.learn import learn
+from tlp_service.records.importer import import_logs
+from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.store import RecordStore
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.training.presets import PRESETS
+from tlp_service.versions.registry import Registry
+
+SETTINGS = dataclasses.replace(
+    PRESETS["base"].settings, epochs=30, batch=64, learning_rate=1e-2, unknown_platforms=0.0
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    sizes = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
+    monkeypatch.setattr(type(PRESETS["base"]), "architecture", sizes)
+
+
+def changed(lines, change):
+    """Return the lines of valid records with other costs."""
+    found = []
+    for line in lines:
+        document = json.loads(line)
+        if document["r"][1] == 0:
+            document["r"][0] = change(document["r"][0])
+            document["r"][3] += random.random()
+            found.append(json.dumps(document))
+    return found
+
+
+def add(store, folder, lines, platform):
+    log = folder / f"{platform}-{random.random()}.json"
+    log.write_text("\n".join(lines))
+    import_logs([log], store, OnePlatform(platform), processes=1)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, measured_lines):
+    """A version that was taught on platform `old` that the fast are slow."""
+    folder = tmp_path_factory.mktemp("begun")
+    store = RecordStore.create(folder / "store", seed=4)
+    add(store, folder, changed(measured_lines, lambda costs: [1e-4 / c for c in costs]), "old")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(PRESETS["base"]), "architecture", {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
+        )
+        options = ["--epochs", "30", "--batch", "64", "--learning-rate", "1e-2"]
+        assert main(["train", "--records", str(store.folder), "--out", str(folder / "out"), *options]) == 0
+    (version,) = (path.parent for path in (folder / "out").glob("*/manifest.json"))
+    return version
+
+
+@pytest.fixture
+def registry(tmp_path, begun):
+    registry = Registry(tmp_path / "models")
+    registry.activate(registry.publish(begun), by="test")
+    return registry
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RecordStore.create(tmp_path / "store", seed=4)
+
+
+def test_a_new_platform_is_learned_and_serves(tmp_path, registry, store, begun, measured_lines):
+    add(store, tmp_path, measured_lines, "new")
+    outcome = learn(store, registry, SETTINGS)
+    assert outcome.is_accepted, outcome.reason
+    journal = registry.journal()
+    assert (journal.active, journal.history[-1].by) == (outcome.version, "trainer")
+    assert outcome.reason.startswith("better: new ")
+    manifest = registry.manifest(outcome.version)
+    assert manifest.networks[0].platforms == ["old", "new"]
+    assert manifest.training["from"] == begun.name
+    assert manifest.training["gate"]["new"] > 0.5
+    with registry.checkout(outcome.version) as folder:
+        Scorer(folder)
+    assert registry.rollback("test").active == begun.name
+
+
+def test_what_is_shuffled_is_not_learned(tmp_path, registry, store, begun, measured_lines):
+    """The old platform as it was, and a new one whose costs mean nothing."""
+    random.seed(1)
+    add(store, tmp_path, changed(measured_lines, lambda costs: [1e-4 / c for c in costs]), "old")
+    add(store, tmp_path, changed(measured_lines, lambda costs: [random.uniform(1e-3, 1e-2)]), "poison")
+    outcome = learn(store, registry, SETTINGS)
+    assert (outcome.is_accepted, registry.journal().active) == (False, begun.name)
+    mark = registry.journal().marks[outcome.version]
+    assert (mark.state, mark.reason) == ("rejected", outcome.reason)
+    assert {"old pair_accuracy", "poison top1"} <= set(mark.figures)
+
+
+def test_a_version_that_began_to_serve_meanwhile_stays(
+    tmp_path, registry, store, begun, measured_lines, monkeypatch
+):
+    add(store, tmp_path, measured_lines, "new")
+    first = registry.journal()
+    later = msgspec.structs.replace(first, active="another")
+    answers = iter([first, later])
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "journal", lambda: next(answers))
+        outcome = learn(store, registry, SETTINGS)
+    assert not outcome.is_accepted
+    assert "another version began to serve" in outcome.reason
+    assert registry.journal().active == begun.name
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_too_few_records_are_no_step(tmp_path, registry, store, begun, measured_lines, lines):
+    if lines:
+        add(store, tmp_path, measured_lines[:lines], "new")
+    outcome = learn(store, registry, SETTINGS)
+    assert (outcome.version, outcome.reason) == (
+        None,
+        "too few records of any task to learn from some and hold others back",
+    )
+
+
+def test_only_base_learns(tmp_path, store):
+    registry = Registry(tmp_path / "models")
+    assert learn(store, registry).reason == "no version serves"
+    linear = write_linear_version(tmp_path / "linear")
+    registry.activate(registry.publish(linear), by="test")
+    assert learn(store, registry).reason == f"{linear.name} is no 'base', which alone learns"
