@@ -61,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
         help="move measurements from the stream into the record store, where no server does; settings are TLP_… variables",
     )
     recorder.set_defaults(run=_record)
+    trainer = commands.add_parser(
+        "trainer",
+        help="learn from the record store when enough was measured; settings are TLP_… variables",
+    )
+    trainer.add_argument("--once", action="store_true", help="look once, and make a version if it is time")
+    trainer.set_defaults(run=_learn)
     add_models(commands.add_parser("models", help="choose which model version serves"))
     return parser
 
@@ -202,6 +208,13 @@ def _record(arguments: argparse.Namespace) -> int:
     from tlp_service.settings import read_settings
 
     return record(read_settings())
+
+
+def _learn(arguments: argparse.Namespace) -> int:
+    from tlp_service.learning.trainer import run_trainer
+    from tlp_service.settings import read_settings
+
+    return run_trainer(read_settings(), arguments.once)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,9 @@ def serve(settings: Settings) -> int:
             redis_url = stack.enter_context(embedded_redis(settings.data_dir))
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
         if settings.recorder if settings.recorder is not None else settings.redis_url is None:
-            stack.callback(_start_recorder(settings, redis_url).stop)
+            stack.callback(_start_beside("recorder", settings, redis_url).stop)
+        if settings.trainer:
+            stack.callback(_start_beside("trainer", settings, redis_url).stop)
         app = create_app(settings, engine, redis_url)
         config = uvicorn.Config(
             app,
@@ -88,15 +90,15 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def _start_recorder(settings: Settings, redis_url: str) -> Child:
-    """Start what moves measurements into the record store, as a process of its own."""
+def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:
+    """Start the recorder or the trainer, as a process of its own."""
     told = {
         "TLP_REDIS_URL": redis_url,
         "TLP_RECORDS": str(settings.records_folder.absolute()),
         "TLP_REGISTRY": settings.registry_url,
         "TLP_MODEL": "" if settings.model is None else str(settings.model),
     }
-    child = Child("the recorder", [sys.executable, "-m", "tlp_service", "recorder"], {**os.environ, **told})
+    child = Child(f"the {command}", [sys.executable, "-m", "tlp_service", command], {**os.environ, **told})
     child.watch()
     return child
 

@@ -89,6 +89,13 @@ class Settings(BaseSettings):
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."
     )
 
+    trainer: bool = Field(False, description="Whether the server starts what learns from the record store.")
+    trainer_threads: int = Field(1, ge=1, le=1024, description="Threads that the trainer computes with.")
+    train_records: int = Field(
+        2000, ge=1, description="New records at which the trainer makes another version."
+    )
+    train_s: float = Field(3600.0, gt=0, description="Seconds after which it makes one of fewer new records.")
+
     @field_validator("model", "registry", "admin_key", "records", "recorder", mode="before")
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:

@@ -117,6 +117,13 @@ def test_a_version_that_began_to_serve_meanwhile_stays(
     assert registry.journal().active == begun.name
 
 
+def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measured_lines):
+    add(store, tmp_path, measured_lines, "new")
+    outcome = learn(store, registry, dataclasses.replace(SETTINGS, epochs=1), may_publish=lambda: False)
+    assert (outcome.version, outcome.is_accepted) == (None, False)
+    assert len(registry.versions()) == 1
+
+
 @pytest.mark.parametrize("lines", [0, 2])
 def test_too_few_records_are_no_step(tmp_path, registry, store, begun, measured_lines, lines):
     if lines:

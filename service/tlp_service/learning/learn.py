@@ -7,6 +7,7 @@ import hashlib
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -66,7 +67,11 @@ class Outcome:
 
 
 def learn(
-    store: RecordStore, registry: Registry, settings: FitSettings = _SETTINGS, newest: int = NEWEST
+    store: RecordStore,
+    registry: Registry,
+    settings: FitSettings = _SETTINGS,
+    newest: int = NEWEST,
+    may_publish: Callable[[], bool] = lambda: True,
 ) -> Outcome:
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
 
@@ -82,6 +87,8 @@ def learn(
         How to train.
     newest : int
         Records of each platform that are learned from, the newest ones.
+    may_publish : callable
+        Asked before anything is published: what took too long may be another's turn by now.
     """
     active = registry.journal().active
     if active is None:
@@ -93,6 +100,8 @@ def learn(
         step.train(Path(scratch, "files"))
         verdict = judge(step.held_back())
         written = write_version(Path(scratch, "version"), step.manifest(verdict), step.files)
+        if not may_publish():
+            return Outcome(None, False, "another trainer's turn came before this one was done")
         return _publish(registry, active, written, verdict)
 
 

@@ -95,6 +95,13 @@ class RecordStore:
                 return self._read(platform, self._files(platform), columns)
         return self._read(platform, self._files(platform), columns)
 
+    def count(self) -> int:
+        """Return the number of rows; those that stand in two files until they are compacted count twice."""
+        for _ in range(_READ_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return sum(pq.read_metadata(file).num_rows for p in self.platforms for file in self._files(p))
+        return 0
+
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
         if len(files) == 1:
             return pq.read_table(

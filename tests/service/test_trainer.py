@@ -1,0 +1,152 @@
+"""When a step of learning is made, and that one process makes it. The step itself is in test_learn."""
+
+import threading
+import time
+
+import pytest
+import redis
+
+from tlp_client.records import RecordParser
+from tlp_service.learning import trainer as trainer_module
+from tlp_service.learning.learn import Outcome
+from tlp_service.learning.lease import leased
+from tlp_service.learning.trainer import LEASE, TRAINED, Trainer
+from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.records.schema import Rows, Texts
+from tlp_service.records.store import RecordStore
+from tlp_service.versions.registry import Registry
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with embedded_redis(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        client.delete(LEASE, TRAINED)
+        yield client
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RecordStore.create(tmp_path / "store")
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What stands in for the step: it notes that it was made, and holds the lease while it is."""
+    made = []
+
+    def learn(store, registry, may_publish):
+        assert may_publish()
+        made.append(store.count())
+        return Outcome(None, False, "made up")
+
+    monkeypatch.setattr(trainer_module, "learn", learn)
+    return made
+
+
+def add(store, line, count):
+    rows = Rows("epyc", Texts())
+    record = RecordParser().parse(line)
+    for n in range(count):
+        rows.add(record, f"{time.time_ns()}-{n}".encode(), "worker:w", 0)
+    store.append([rows.table()])
+
+
+def trainer_of(url, store, tmp_path, records=10, seconds=1e6):
+    return Trainer(url, store, Registry(tmp_path / "models"), records, seconds)
+
+
+def test_a_step_is_made_at_so_many_new_records(url, client, store, tmp_path, steps, measured_lines):
+    trainer = trainer_of(url, store, tmp_path)
+    assert not trainer.look()
+    add(store, measured_lines[0], 9)
+    assert not trainer.look()
+    add(store, measured_lines[0], 1)
+    assert trainer.look()
+    assert not trainer.look()
+    add(store, measured_lines[0], 10)
+    # Another one, on another machine, knows of the last step.
+    assert trainer_of(url, store, tmp_path).look()
+    assert steps == [10, 20]
+    trainer.close()
+
+
+def test_fewer_are_enough_after_a_time_and_none_never_is(url, client, store, tmp_path, steps, measured_lines):
+    trainer = trainer_of(url, store, tmp_path, seconds=0.05)
+    time.sleep(0.06)
+    assert not trainer.look()
+    add(store, measured_lines[0], 1)
+    assert trainer.look()
+    assert not trainer.look()
+    trainer.close()
+
+
+def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeypatch, measured_lines):
+    inside, go_on, made = threading.Event(), threading.Event(), []
+
+    def learn(store, registry, may_publish):
+        made.append(1)
+        inside.set()
+        assert go_on.wait(10)
+        return Outcome(None, False, "made up")
+
+    monkeypatch.setattr(trainer_module, "learn", learn)
+    add(store, measured_lines[0], 10)
+    first, second = (trainer_of(url, store, tmp_path) for _ in range(2))
+    thread = threading.Thread(target=first.look)
+    thread.start()
+    assert inside.wait(10)
+    assert not second.look()
+    go_on.set()
+    thread.join()
+    assert not second.look()
+    assert made == [1]
+    first.close()
+    second.close()
+
+
+def test_a_lease_falls_to_the_next_and_the_last_holder_knows(client):
+    with leased(client, LEASE) as lease:
+        assert lease.is_held()
+        with leased(client, LEASE) as other:
+            assert other is None
+        client.delete(LEASE)  # as if its time had run out while this process stood still
+        with leased(client, LEASE) as next_:
+            assert next_.fence > lease.fence
+            assert not lease.is_held()
+            assert next_.is_held()
+    assert client.get(LEASE) is None
+
+
+def test_a_lease_is_renewed_as_long_as_it_is_held(client):
+    with leased(client, LEASE, seconds=1):
+        time.sleep(1.5)
+        with leased(client, LEASE) as other:
+            assert other is None
+
+
+def test_what_cannot_be_reached_is_tried_again(url, store, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(trainer_module, "_LOOK_S", 0.01)
+    trainer, stopping, faults = (
+        trainer_of(url, store, tmp_path),
+        threading.Event(),
+        [redis.ConnectionError("away"), OSError("full")],
+    )
+
+    def look():
+        if faults:
+            raise faults.pop()
+        stopping.set()
+
+    monkeypatch.setattr(trainer, "look", look)
+    trainer.run(stopping)
+    assert [r.getMessage() for r in caplog.records] == [
+        "nothing is learned now: full",
+        "nothing is learned now: away",
+    ]
+    trainer.close()
