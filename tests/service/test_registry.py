@@ -164,11 +164,12 @@ def test_pruning_keeps_the_active_the_newest_and_the_latest(full):
         registry.activate(version, "me")
     # All were created at once, so the newest is the last by name.
     newest = max(one, two, three)
-    expected = {one, two, three} - {one, newest}
-    assert set(registry.prune(keep=1, recent=1)) == expected
-    assert {h.manifest.version for h in registry.versions()} == {one, newest}
+    staying = {one, three, newest}  # three is what a roll-back would return to
+    assert set(registry.prune(keep=1, recent=1)) == {two} - staying
+    assert {h.manifest.version for h in registry.versions()} == staying
     assert registry.names() == {one, two, three}  # what served is known still
-    assert set(registry.prune(keep=0, recent=0)) == {newest} - {one}
+    assert set(registry.prune(keep=0, recent=0)) == {newest} - {one, three}
+    assert registry.rollback("me").active == three
 
 
 def test_a_difference_names_the_fields_of_both(full):

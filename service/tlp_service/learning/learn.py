@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -183,9 +182,6 @@ class _Step:
             source = (network, self._folder / network.file)
             training = KindTraining(kind, self._preset, self._settings, learned, nothing, nothing, source)
             for trained in training.run(folder):
-                if trained.validity is None and network.validity is not None:  # nothing failed lately
-                    trained = msgspec.structs.replace(trained, validity=network.validity)
-                    shutil.copyfile(self._folder / network.validity.file, folder / network.validity.file)
                 self._networks.append(trained)
                 self.files |= {name: folder / name for name in trained.files}
 

@@ -74,7 +74,7 @@ class Quality:
                 **{name: _value(value) for name, value in asdict(figures).items()},
                 "serving": version == serving,
                 "pair_accuracy_at_gate": _value(at_gate),
-                "drifting": is_drifting(figures, at_gate),
+                "drifting": None if math.isnan(at_gate) else is_drifting(figures, at_gate),
             }
         return {"time": time_s, "serving": serving, "window": WINDOW, "platforms": dict(platforms)}
 

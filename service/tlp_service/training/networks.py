@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,10 @@ class KindTraining:
             assert len(networks) == 1, "no preset has both heads and validity"
             validity = self._train_validity(self.preset.validity, folder / f"{self.kind}-validity.onnx")
             networks = [msgspec.structs.replace(networks[0], validity=validity)]
+        elif self.source is not None and (known := self.source[0].validity) is not None:
+            log.info("%s: no failed runs beside others, what it knows of failures stays", self.kind)
+            shutil.copyfile(self.source[1].parent / known.file, folder / known.file)
+            networks = [msgspec.structs.replace(networks[0], validity=known)]
         return networks
 
     def _progress(self, name: str) -> Path | None:

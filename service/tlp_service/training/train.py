@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -151,6 +152,12 @@ def train(command: TrainCommand) -> Path:
                 command.checkpoint,
             ).run(Path(scratch))
         ]
+        trained = {network.platform_kind for network in networks}
+        for kind, (network, file) in sources.items():
+            if kind not in trained:
+                log.info("%s: no records, its networks stay as they are", kind)
+                networks.append(network)
+                _copy(network, file.parent, Path(scratch))
         names = [name for network in networks for name in network.files]
         files = {name: Path(scratch, name) for name in names}
         name = command.preset.name
@@ -226,7 +233,13 @@ def _sources(command: TrainCommand, begins: Manifest | None) -> dict[PlatformKin
     """Return the networks to begin from, and their files."""
     if command.source is None or begins is None:
         return {}
-    return {n.platform_kind: (n, command.source / n.file) for n in begins.networks}
+    wanted = (n for n in begins.networks if n.platform_kind in command.kinds)
+    return {n.platform_kind: (n, command.source / n.file) for n in wanted}
+
+
+def _copy(network: Network, source: Path, folder: Path) -> None:
+    for name in network.files:
+        shutil.copyfile(source / name, folder / name)
 
 
 def _store(command: TrainCommand) -> RecordStore | None:

@@ -61,6 +61,8 @@ def _run(run: _Run, arguments: argparse.Namespace) -> int:
     from tlp_service.versions.registry import Registry
 
     url = arguments.registry or read_settings().registry_url
+    if "://" not in url and not Path(url).is_dir() and arguments.action != "publish":
+        raise BadSettings(f"there is no registry at {url}; name the server's with --registry or TLP_DATA_DIR")
     try:
         run(Registry(url), arguments)
     except OSError as error:
@@ -120,8 +122,8 @@ def _rollback(registry: Registry, arguments: argparse.Namespace) -> None:
 
 
 def _prune(registry: Registry, arguments: argparse.Namespace) -> None:
-    for version in registry.prune(arguments.keep, arguments.recent):
-        print(version)
+    pruned = registry.prune(arguments.keep, arguments.recent)
+    print("\n".join(pruned) if pruned else "nothing to delete")
 
 
 def _tell(journal: Journal) -> None:

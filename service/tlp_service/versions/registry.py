@@ -216,14 +216,14 @@ class Registry:
         keep : int
             The newest ones that stay.
         recent : int
-            The ones that served last that stay; the active one always does.
+            The ones that served last that stay; the active one always does, and the one that a roll-back would return to.
         """
         newest = [held.manifest.version for held in self.versions()[:keep]]
         pruned: list[str] = []
 
         def make(journal: Journal) -> Journal:
             # Within the change, so that none is deleted that another one lets serve just now.
-            staying = {*newest, *journal.recent(recent), journal.active}
+            staying = {*newest, *journal.recent(recent), journal.active, self._previous(journal)}
             pruned[:] = sorted(set(self._place.versions()) - staying)
             for version in pruned:
                 self._place.remove(version)
