@@ -5,18 +5,53 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import FrameType
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
-#: Seconds between two looks at a child, before it is started again, and that it has to end.
-_LOOK_S, _PAUSE_S, _END_S = 0.5, 1.0, 10.0
+#: Seconds between two looks at a child, that it has to end, and before it is started again: at first, and at most.
+_LOOK_S, _END_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0, 1.0, 60.0
+#: Seconds that a child runs before it counts as one that can.
+_RUNS_S = 30.0
+
+
+class Stopping:
+    """Whether SIGINT or SIGTERM came.
+
+    Not an `Event`: a handler that takes a lock may interrupt itself, for the death of a parent with many threads comes as many signals.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def listen(self) -> None:
+        """Begin to listen to the signals; in the main thread."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def is_set(self) -> bool:
+        """Return whether one came."""
+        return self._came
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until one comes, or so long; return whether one came."""
+        end = time.monotonic() + seconds
+        while not self._came and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+        return self._came
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
 
 
 class Child:
@@ -75,22 +110,31 @@ class Child:
             stderr=self._output,
             env=self._environment,
             pass_fds=self._keep,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, no allocation: safe beside threads
+            preexec_fn=partial(_die_with_parent, os.getpid()),  # noqa: PLW1509  two system calls: safe beside threads
             start_new_session=True,  # Ctrl-C is for the server, which stops its children last
         )
 
     def _watch(self) -> None:
         # Linux sends the death signal when the thread ends that made the child; this one ends with the process.
+        pause_s, began_s = _PAUSE_S, time.monotonic()
         while not self._stopping.wait(_LOOK_S):
             status = self.process.poll()
-            if status is not None:
-                log.error("%s ended with status %d, starting it again", self.name, status)
-                with contextlib.suppress(OSError):
-                    self.process = self._spawn()
-                self._stopping.wait(_PAUSE_S)
+            if status is None:
+                continue
+            if time.monotonic() - began_s > _RUNS_S:
+                pause_s = _PAUSE_S
+            log.error("%s ended with status %d, starting it again", self.name, status)
+            # At once, and then after longer and longer pauses: what cannot run must not take the processor from what can.
+            with contextlib.suppress(OSError):
+                self.process = self._spawn()
+            began_s = time.monotonic()
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """Ask Linux to end this child with its parent, so that kill -9 of the server leaves none behind."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # which died before it could be asked
+            os._exit(1)

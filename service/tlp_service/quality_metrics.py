@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import msgspec
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from tlp_service.measurements.stream import QUALITY
+
+log = logging.getLogger(__name__)
 
 #: Series of a figure at most: platforms, and versions of a platform. Whoever sends measurements names platforms.
 _MOST_PLATFORMS, _MOST_VERSIONS = 64, 4
@@ -25,12 +30,34 @@ _GAUGES = {
 }
 
 
+class _Figures(msgspec.Struct):
+    """Those that have a gauge; a recorder of another release may tell others."""
+
+    measured: int
+    serving: bool
+    failed_share: float | None = None
+    pair_accuracy: float | None = None
+    kendall_tau: float | None = None
+    top1_regret: float | None = None
+    top5_regret: float | None = None
+    drifting: bool | None = None
+
+
+class _Told(msgspec.Struct):
+    platforms: dict[str, dict[str, _Figures]]
+
+
 def decode_quality(told: bytes | None) -> dict[str, Any]:
-    """Return what the recorder told; a document without platforms where it told nothing."""
-    if told is None:
-        return {"time": None, "serving": None, "platforms": {}}
-    document: dict[str, Any] = msgspec.json.decode(told)
-    return document
+    """Return what the recorder told; a document without platforms where it told nothing that can be read."""
+    if told is not None:
+        try:
+            msgspec.json.decode(told, type=_Told)
+            document: dict[str, Any] = msgspec.json.decode(told)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            log.warning("what stands under %s is no document of prediction error", QUALITY)
+        else:
+            return document
+    return {"time": None, "serving": None, "platforms": {}}
 
 
 class QualityCollector(Collector):
@@ -51,6 +78,6 @@ class QualityCollector(Collector):
                 # The serving one first, then those of which most was measured.
                 order = sorted(versions.items(), key=lambda v: (not v[1]["serving"], -v[1]["measured"]))
                 for version, figures in order[:_MOST_VERSIONS]:
-                    if figures[figure] is not None:
+                    if figures.get(figure) is not None:
                         gauge.add_metric([platform, version], float(figures[figure]))
             yield gauge

@@ -72,3 +72,45 @@ def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
         with start(tmp_path / "b", model=version, redis_url=url, recorder=1) as server:
             wait_for(lambda: server.metric("tlp_measurement_stream_length") == 0)
     assert RecordStore(tmp_path / "b" / "records").platforms == ("epyc",)
+
+
+@pytest.mark.parametrize("told", [b"{", b"[]", b"\xff", b'{"platforms": {"x": {"v": {"serving": 1}}}}'])
+def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
+    import redis
+
+    from tlp_service.measurements.embedded import embedded_redis
+    from tlp_service.measurements.stream import QUALITY
+
+    with (
+        embedded_redis(tmp_path / "outside") as url,
+        start(tmp_path / "a", model=version, redis_url=url) as server,
+    ):
+        with redis.Redis.from_url(url) as client:
+            client.set(QUALITY, told)
+        assert json.loads(server.get("/v1/quality")[1])["platforms"] == {}
+        assert server.get("/metrics")[0] == 200
+
+
+def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
+    import redis
+
+    from tlp_service.measurements.embedded import embedded_redis
+    from tlp_service.measurements.stream import QUALITY
+
+    told = {
+        "time": 1.0,
+        "serving": "v",
+        "platforms": {"p": {"v": {"serving": True, "measured": 3, "pair_accuracy": 0.5}}},
+    }
+    with (
+        embedded_redis(tmp_path / "outside") as url,
+        start(tmp_path / "a", model=version, redis_url=url) as server,
+    ):
+        with redis.Redis.from_url(url) as client:
+            client.set(QUALITY, json.dumps(told))
+        series = 'tlp_prediction_pair_accuracy{platform="p",version="v"}'
+        assert server.metric(series) == 0.5
+        with redis.Redis.from_url(url) as client:
+            client.config_set("maxclients", 1)
+            client.client_kill_filter(skipme=True, _type="normal")
+            assert server.metric(series) is None

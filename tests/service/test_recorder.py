@@ -271,3 +271,53 @@ def test_a_disk_that_is_full_and_a_stream_that_is_away_are_waited_for(
     waits = [r.getMessage() for r in caplog.records if "wait in the stream" in r.getMessage()]
     assert len(waits) == 1  # however often it is tried
     assert "No space left" in waits[0]
+
+
+def test_bytes_that_are_no_text_are_dead_and_nothing_else_is(client, store, recorder, measured_lines):
+    good, *_ = entries_of(measured_lines)
+    broken = client.xadd(STREAM, {**good._asdict(), "record": b"\xff\xfe"})
+    odd = client.xadd(STREAM, {b"\xff": b"\xfe"})
+    send(client, [good])
+    moved = recorder.step()
+    assert moved.dead[broken] == "it is not UTF-8"
+    assert list(moved.dead) == [broken, odd]
+    assert stored(store) == once([good.record])
+    assert client.xlen(DEAD) == 2
+
+
+def test_the_time_of_a_record_is_that_of_its_entry_however_late_it_is_moved(client, recorder, measured_lines):
+    before = time.time()
+    send(client, entries_of(measured_lines[:3]))
+    after = time.time()
+    time.sleep(0.3)
+    assert all(before - 0.01 <= t <= after + 0.01 for t in recorder.step().times_s)
+
+
+def test_a_damaged_batch_is_set_aside_when_batches_are_compacted(
+    client, store, recorder, measured_lines, monkeypatch, caplog
+):
+    monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
+    for n in range(3):
+        send(client, entries_of(measured_lines[n : n + 1]))
+        recorder.step()
+        if n == 0:
+            (part,) = (store.folder / "platform=epyc").glob("part-*")
+            part.write_bytes(part.read_bytes()[:100])
+    assert client.xlen(STREAM) == 0
+    assert stored(store) == once(measured_lines[1:3])
+    assert [p.name for p in (store.folder / "platform=epyc").glob("*.damaged")] == [f"{part.name}.damaged"]
+    assert "is set aside" in caplog.text
+
+
+def test_signals_on_signals_stop_it_once():
+    """The death of a parent of many threads comes as many signals, one in the handler of another."""
+    script = """
+import os, signal
+from tlp_service.children import Stopping
+stopping = Stopping()
+stopping.listen()
+for _ in range(200):
+    os.kill(os.getpid(), signal.SIGTERM)
+assert stopping.wait(5) and stopping.is_set()
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0

@@ -79,5 +79,7 @@ async def metrics(request: Request) -> Response:
         service.metrics.stream_length.set(await service.stream.check())
         service.metrics.quality.tell(await service.stream.quality())
     except NotReady:
-        service.metrics.stream_length.set(float("nan"))  # a scrape tells of a lost stream, it does not fail
+        # A scrape tells of a lost stream, it does not fail.
+        service.metrics.stream_length.set(float("nan"))
+        service.metrics.quality.tell(None)
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,26 +39,32 @@ class Quality:
         self._scorer_of = scorer_of
         self._serving = serving
         self._windows: OrderedDict[tuple[str, str], ErrorWindow] = OrderedDict()
+        self._at_gate: dict[tuple[str, str], float] = {}
 
-    def take(self, records: Sequence[tuple[Entry, Record]], time_s: float) -> None:
+    def take(self, records: Sequence[tuple[Entry, Record]], times_s: Sequence[float]) -> None:
         """Score measured candidates and take them into their windows.
 
         Parameters
         ----------
         records : sequence of (Entry, Record)
             In the order in which they came.
-        time_s : float
-            When, in seconds.
+        times_s : sequence of float
+            When each came, in seconds.
         """
         serving = self._serving()
-        groups: dict[tuple[str, str, Any], list[tuple[Entry, Record]]] = defaultdict(list)
-        for entry, record in records:
+        groups: dict[tuple[str, str, Any], list[tuple[Entry, Record, float]]] = defaultdict(list)
+        for (entry, record), time_s in zip(records, times_s, strict=True):
             for version in {entry.version, serving} - {"", None}:
-                groups[str(version), entry.platform, record.task].append((entry, record))
+                groups[str(version), entry.platform, record.task].append((entry, record, time_s))
         for (version, platform, _), group in groups.items():
+            scorer = self._scorer_of(version)
+            if scorer is None:  # any worker can name versions
+                continue
+            gate = scorer.manifest.training.get("gate", {})
+            self._at_gate[version, platform] = float(gate.get(platform, math.nan))
             own = group[-WINDOW:]
-            scores = self._scores(version, platform, [record for _, record in own])
-            for (entry, record), score in zip(own, scores, strict=True):
+            scores = _scores(scorer, platform, [record for _, record, _ in own])
+            for (entry, record, time_s), score in zip(own, scores, strict=True):
                 cost = float(np.median(record.costs)) if record.is_valid else math.nan
                 measured = Measured(entry.worker, record.task.workload, score, cost, time_s)
                 self._window(platform, version).add(measured)
@@ -69,7 +75,7 @@ class Quality:
         platforms: dict[str, dict[str, Any]] = defaultdict(dict)
         for (platform, version), window in self._windows.items():
             figures = window.figures()
-            at_gate = self._at_gate(version, platform)
+            at_gate = self._at_gate[version, platform]
             platforms[platform][version] = {
                 **{name: _value(value) for name, value in asdict(figures).items()},
                 "serving": version == serving,
@@ -78,22 +84,6 @@ class Quality:
             }
         return {"time": time_s, "serving": serving, "window": WINDOW, "platforms": dict(platforms)}
 
-    def _scores(self, version: str, platform: str, records: Sequence[Record]) -> Iterable[float]:
-        """Return the scores of candidates of one task; NaN for those that the version has none for."""
-        nothing = [math.nan] * len(records)
-        scorer = self._scorer_of(version)
-        if scorer is None:
-            return nothing
-        known = {name for network in scorer.manifest.networks for name in network.platforms}
-        asked = platform if platform in known else None
-        request = request_of(records[0].task, (record.primitives for record in records), asked)
-        try:
-            scores: list[float] = scorer.score(request, chunk=64).scores.tolist()
-        except ApiError as error:  # a target that the version has no network for
-            log.debug("%s on %s: %s", version, platform, error)
-            return nothing
-        return scores
-
     def _window(self, platform: str, version: str) -> ErrorWindow:
         key = (platform, version)
         window = self._windows.get(key)
@@ -101,13 +91,22 @@ class Quality:
             window = self._windows[key] = ErrorWindow(WINDOW)
         self._windows.move_to_end(key)
         while len(self._windows) > _MOST_WINDOWS:
-            self._windows.popitem(last=False)
+            (gone_platform, gone_version), _ = self._windows.popitem(last=False)
+            del self._at_gate[gone_version, gone_platform]
         return window
 
-    def _at_gate(self, version: str, platform: str) -> float:
-        scorer = self._scorer_of(version)
-        gate = scorer.manifest.training.get("gate", {}) if scorer is not None else {}
-        return float(gate.get(platform, math.nan))
+
+def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[float]:
+    """Return the scores of candidates of one task; NaN for those that the version has none for."""
+    known = {name for network in scorer.manifest.networks for name in network.platforms}
+    asked = platform if platform in known else None
+    request = request_of(records[0].task, (record.primitives for record in records), asked)
+    try:
+        scores: list[float] = scorer.score(request, chunk=64).scores.tolist()
+    except ApiError as error:  # a target that the version has no network for
+        log.debug("%s on %s: %s", scorer.manifest.version, platform, error)
+        return [math.nan] * len(records)
+    return scores
 
 
 def _value(value: Any) -> Any:

@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import redis
 from redis.exceptions import RedisError
 
-from tlp_service.errors import BadSettings, ServiceFault
+from tlp_service.children import Stopping
+from tlp_service.errors import BadSettings, BadVersion, ServiceFault
 from tlp_service.learning.quality import Quality
 from tlp_service.measurements.recorder import Moved, Recorder
 from tlp_service.measurements.stream import QUALITY
@@ -35,8 +33,8 @@ log = logging.getLogger(__name__)
 _QUALITY_S = 3600
 #: Seconds between two tellings, and between two looks at the registry.
 _TELL_S, _LOOK_S = 5.0, 2.0
-#: Versions that are held to score with.
-_MOST_SCORERS = 4
+#: Versions that are held to score with; names of such that cannot be had, and seconds until one is looked for again.
+_MOST_SCORERS, _MOST_MISSING, _MISSING_S = 4, 256, 60.0
 _NICENESS = 10
 
 
@@ -53,20 +51,18 @@ def record(settings: Settings) -> int:
     if settings.redis_url is None:
         raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
     os.nice(_NICENESS)
-    is_stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        is_stopping.set()
-
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop_signal, stop)
+    stopping = Stopping()
+    stopping.listen()
     url = settings.redis_url.get_secret_value()
-    store = RecordStore.create(settings.records_folder)
+    try:
+        store = RecordStore.create(settings.records_folder)
+    except OSError as error:
+        raise BadSettings(f"TLP_RECORDS={settings.records_folder}: {error.strerror}") from None
     recorder = Recorder(url, store, "recorder")
     teller = _Teller(settings, url)
     log.info("measurements are kept in %s", store.folder)
     try:
-        recorder.run(is_stopping, teller.take)
+        recorder.run(stopping, teller.take)
     finally:
         recorder.close()
         teller.close()
@@ -90,7 +86,7 @@ class _Teller:
         """Take in a batch, which may be empty."""
         try:
             if moved.records:
-                self._quality.take(moved.records, time.time())
+                self._quality.take(moved.records, moved.times_s)
                 self._is_new = True
             if self._is_new and time.monotonic() - self._told_s >= _TELL_S:
                 document = self._quality.document(time.time())
@@ -112,26 +108,36 @@ class _Versions:
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._registry = Registry(settings.registry_url)
-        self._scorers: OrderedDict[str, Scorer | None] = OrderedDict()
+        self._scorers: OrderedDict[str, Scorer] = OrderedDict()
+        self._missed_s: OrderedDict[str, float] = OrderedDict()
         self._active: str | None = read_manifest(self._model).version if self._model is not None else None
         self._looked_s = float("-inf")
 
     def serving(self) -> str | None:
         """Return the name of the serving version."""
         if self._model is None and time.monotonic() - self._looked_s >= _LOOK_S:
-            with contextlib.suppress(OSError):  # the last one known, until the registry is back
-                self._active = self._registry.journal().active
             self._looked_s = time.monotonic()
+            with contextlib.suppress(OSError, BadVersion):  # the last one known, until the registry is back
+                self._active = self._registry.journal().active
         return self._active
 
     def scorer(self, version: str) -> Scorer | None:
         """Return a version to score with, or None for one that cannot be had."""
-        if version not in self._scorers:
-            self._scorers[version] = self._load(version)
+        scorer = self._scorers.get(version)
+        if scorer is None:
+            if time.monotonic() < self._missed_s.get(version, 0.0):
+                return None
+            scorer = self._load(version)
+            if scorer is None:  # it may be published, or the registry be back, in a while
+                self._missed_s[version] = time.monotonic() + _MISSING_S
+                while len(self._missed_s) > _MOST_MISSING:
+                    self._missed_s.popitem(last=False)
+                return None
+            self._scorers[version] = scorer
         self._scorers.move_to_end(version)
         while len(self._scorers) > _MOST_SCORERS:
             self._scorers.popitem(last=False)
-        return self._scorers[version]
+        return scorer
 
     def _load(self, version: str) -> Scorer | None:
         try:

@@ -107,6 +107,13 @@ class Trainer:
         return new >= self._records or (new > 0 and waited >= self._seconds)
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Leave whatever is being trained: the next trainer begins anew from the store."""
+    for again in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(again, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
 def run_trainer(settings: Settings, once: bool) -> int:
     """Train until a signal comes, or look once; return the exit status.
 
@@ -129,20 +136,13 @@ def run_trainer(settings: Settings, once: bool) -> int:
         settings.train_records,
         settings.train_s,
     )
-    is_stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        # Out of whatever is being trained: it is begun anew from the store by the next trainer.
-        is_stopping.set()
-        raise SystemExit(0)
-
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop_signal, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     try:
         if once:
             trainer.look()
         else:
-            trainer.run(is_stopping)
+            trainer.run(threading.Event())
     finally:
         trainer.close()
     return 0

@@ -13,9 +13,10 @@ import pyarrow as pa
 import redis
 from redis.exceptions import RedisError, ResponseError
 
-from tlp_client.errors import InvalidInput
+from tlp_client.errors import InvalidInput, is_text
 from tlp_client.records import Record, RecordParser
 from tlp_client.wire.fields import read_name
+from tlp_service.children import Stopping
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
@@ -34,6 +35,8 @@ _BATCH = 2000
 _WAIT_S, _CLAIM_S = 1.0, 60.0
 #: Seconds until the stream is asked again after it could not be reached.
 _PAUSE_S = 1.0
+#: Last number of the entries of a millisecond.
+_LAST_NUMBER = 2**64 - 1
 
 #: id in the stream, and fields; the record that they hold
 _Message = tuple[str, dict[str, str]]
@@ -48,11 +51,14 @@ class Moved:
     ----------
     records : list of (Entry, Record)
         In the store now.
+    times_s : list of float
+        When each came into the stream, in seconds since 1970.
     dead : dict
         Id in the stream -> why it is no record.
     """
 
     records: list[tuple[Entry, Record]] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
     dead: dict[str, str] = field(default_factory=dict)
 
 
@@ -74,7 +80,9 @@ class Recorder:
 
     def __init__(self, url: str, store: RecordStore, name: str) -> None:
         # Longer than a blocking read; a server that hangs must not hang this process.
-        self._client: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=10 + _WAIT_S)
+        self._client: Any = redis.Redis.from_url(
+            url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=10 + _WAIT_S
+        )
         self._store = store
         self._name = name
         self._parser, self._texts = RecordParser(), Texts()
@@ -98,7 +106,7 @@ class Recorder:
         self._acknowledge(messages, moved.dead)
         return moved
 
-    def run(self, is_stopping: Event, take: Callable[[Moved], None]) -> None:
+    def run(self, is_stopping: Stopping | Event, take: Callable[[Moved], None]) -> None:
         """Move batches until an event is set, and pass on what was moved; what cannot be reached or written is tried again."""
         is_lost = False
         while not is_stopping.is_set():
@@ -107,7 +115,7 @@ class Recorder:
                 if is_lost:
                     log.info("measurements go to the record store again")
                 is_lost = False
-            except (RedisError, OSError) as error:  # of the stream, or of the disk
+            except (RedisError, OSError, pa.ArrowException) as error:  # of the stream, or of the disk
                 if not is_lost:
                     log.warning("measurements wait in the stream: %s", error)
                 is_lost = True
@@ -148,6 +156,8 @@ class Recorder:
         for id_, fields in messages:
             try:
                 entry = Entry(**fields)
+                if not all(map(is_text, entry)):
+                    raise InvalidInput("it is not UTF-8")
                 read_name(entry.platform, "platform")  # it becomes the name of a folder
                 read.append((id_, entry, self._parser.parse(entry.record)))
             except TypeError:
@@ -155,7 +165,9 @@ class Recorder:
             except InvalidInput as error:
                 dead[id_] = str(error)
         self._store.append(self._tables(read, dead))
-        return Moved([(entry, record) for id_, entry, record in read if id_ not in dead], dead)
+        stored = [one for one in read if one[0] not in dead]
+        times_s = [_order(id_)[0] / 1000 for id_, _, _ in stored]
+        return Moved([(entry, record) for _, entry, record in stored], times_s, dead)
 
     def _tables(self, read: Sequence[_Read], dead: dict[str, str]) -> list[pa.Table]:
         """Return the rows of records, a table a platform. A record that cannot be a row must not keep the others from it."""
@@ -197,7 +209,7 @@ class Recorder:
 
 def _after(entry: str) -> str:
     time_ms, number = _order(entry)
-    return f"{time_ms}-{number + 1}"
+    return f"{time_ms}-{number + 1}" if number < _LAST_NUMBER else f"{time_ms + 1}-0"
 
 
 def _order(entry: str) -> tuple[int, int]:

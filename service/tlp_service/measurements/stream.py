@@ -81,6 +81,7 @@ class MeasurementStream:
         self._pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             decode_responses=True,
+            encoding_errors="replace",
             max_connections=16,
             timeout=5,
             socket_timeout=10,
@@ -134,7 +135,7 @@ class MeasurementStream:
             told = await asyncio.wait_for(self._client.get(QUALITY), _CHECK_TIMEOUT_S)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
-        return None if told is None else str(told).encode()
+        return None if told is None else str(told).encode(errors="replace")
 
     async def weakness(self) -> str | None:
         """Return why an acknowledged measurement could be lost with the Redis server, or None."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -37,11 +38,15 @@ from tlp_client.logs import RefusedLine
 from tlp_service.errors import BadRecords
 from tlp_service.records.schema import REPEATED
 
+log = logging.getLogger(__name__)
+
 FORM = 1
 NOTE, QUARANTINE, RECORDS, LOCK = "store.json", "quarantine.jsonl", "records.parquet", "lock"
 _PART = "part-*.parquet"
 #: Batches of a platform at which they are made one with its records.
 _MOST_PARTS = 32
+#: Begin of the names of folders on the way in, and the age in seconds at which one is nobody's any more.
+_INCOMING, _LEFT_S = ".incoming-", 86_400
 #: Times that a platform's files are looked for, should they be compacted meanwhile.
 _READ_TRIES = 10
 
@@ -122,6 +127,9 @@ class RecordStore:
         """Wait until no other process writes, and keep others from it."""
         with (self.folder / LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self.folder.glob(f"{_INCOMING}*"):  # by a process that was killed
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    shutil.rmtree(left, ignore_errors=True)
             yield
 
     def append(self, batches: Iterable[pa.Table]) -> None:
@@ -139,8 +147,21 @@ class RecordStore:
                     os.replace(aside, folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet")
                 _sync(folder)
                 if len(list(folder.glob(_PART))) >= _MOST_PARTS:
-                    with self.incoming() as scratch:
-                        self._merge(platform, (), scratch)
+                    self._try_to_compact(platform)
+
+    def _try_to_compact(self, platform: str) -> None:
+        """Make one file of a platform's; what cannot be read is set aside, and what was appended is kept either way."""
+        for file in self._files(platform):
+            try:
+                pq.read_table(file, partitioning=None)
+            except FileNotFoundError:
+                continue
+            except pa.ArrowException as error:
+                aside = file.with_name(f"{file.name}.damaged")
+                log.error("%s cannot be read, and is set aside as %s: %s", file, aside.name, error)
+                os.replace(file, aside)
+        with self.incoming() as scratch:
+            self._merge(platform, (), scratch)
 
     def compact(self) -> None:
         """Make the batches of each platform one with its records."""
@@ -152,7 +173,7 @@ class RecordStore:
     @contextmanager
     def incoming(self) -> Iterator[Path]:
         """Return a folder for files on their way into the store; it is removed at the end."""
-        folder = Path(tempfile.mkdtemp(prefix=".incoming-", dir=self.folder))
+        folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.folder))
         try:
             yield folder
         finally:
@@ -262,4 +283,6 @@ def _is_first(ids: pa.ChunkedArray) -> pa.Array:
 def _replace(path: Path, contents: bytes) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_bytes(contents)
+    _sync(aside)
     os.replace(aside, path)
+    _sync(path.parent)

@@ -113,6 +113,8 @@ class Registry:
     @contextlib.contextmanager
     def checkout(self, version: str) -> Iterator[Path]:
         """Lend a local folder with a version, to load it from within the context."""
+        if not _NAME.fullmatch(version):  # it becomes a part of a path
+            raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
         with self._place.checkout(version) as folder:
             yield folder
 
@@ -153,6 +155,8 @@ class Registry:
         self._verify(version)
 
         def make(journal: Journal) -> Journal:
+            if version not in self._place.versions():  # pruned since it was looked at
+                raise UnknownName(f"version: the registry holds no {version!r}", code="unknown_version")
             mark = journal.marks.get(version)
             if mark is not None and not force:
                 raise VersionRefused(f"version {version} is marked {mark.state}: {mark.reason}")
