@@ -51,8 +51,8 @@ def decode_quality(told: bytes | None) -> dict[str, Any]:
     """Return what the recorder told; a document without platforms where it told nothing that can be read."""
     if told is not None:
         try:
-            msgspec.json.decode(told, type=_Told)
             document: dict[str, Any] = msgspec.json.decode(told)
+            msgspec.convert(document, _Told)
         except (msgspec.DecodeError, UnicodeDecodeError):
             log.warning("what stands under %s is no document of prediction error", QUALITY)
         else:

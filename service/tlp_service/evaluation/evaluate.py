@@ -138,10 +138,8 @@ class _Candidates:
 
 def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evaluation) -> tuple[Any, Any]:
     """Return the scores and costs of the candidates that have a score."""
-    known = {name for network in scorer.manifest.networks for name in network.platforms}
-    asked = platform if platform in known else None
     try:
-        scored = scorer.score(candidates.request(asked), chunk=64)
+        scored = scorer.score(candidates.request(scorer.manifest.known(platform)), chunk=64)
     except ApiError as error:
         log.warning("%s %.60s: %s", platform, candidates.task.workload_key, error)
         found.left_out["candidates of a target that the version does not know"] += len(candidates.costs)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +22,9 @@ from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
 from tlp_service.training.dataset import ImportReport, TrainingSet, TrainingTask, build_sets, valid_records
 from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task
-from tlp_service.training.networks import KindTraining
+from tlp_service.training.networks import KindTraining, keep
 from tlp_service.training.presets import PRESETS, Preset
-from tlp_service.versions.manifest import (
-    SCHEMA,
-    Manifest,
-    Network,
-    read_manifest,
-    version_name,
-    write_version,
-)
+from tlp_service.versions.manifest import Manifest, Network, read_manifest, write_version
 from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -173,17 +164,14 @@ class _Step:
         for network in self._before.networks:
             kind = network.platform_kind
             if kind not in self._sets:
-                self._networks.append(network)
-                for name in network.files:
-                    self.files[name] = Path(shutil.copyfile(self._folder / name, folder / name))
+                self._networks.append(keep(network, self._folder, folder))
                 continue
             learned, _ = self._sets[kind]
             nothing = dataclasses.replace(learned, tasks=())
             source = (network, self._folder / network.file)
             training = KindTraining(kind, self._preset, self._settings, learned, nothing, nothing, source)
-            for trained in training.run(folder):
-                self._networks.append(trained)
-                self.files |= {name: folder / name for name in trained.files}
+            self._networks += training.run(folder)
+        self.files = {name: folder / name for network in self._networks for name in network.files}
 
     def held_back(self) -> list[HeldBack]:
         """Return the held-back candidates, scored by both versions."""
@@ -206,20 +194,14 @@ class _Step:
     def manifest(self, verdict: Verdict) -> Manifest:
         """Return the manifest of the version that was made."""
         gate = {c.platform: c.candidate for c in verdict.comparisons if c.measure == "pair_accuracy"}
-        return Manifest(
-            schema=SCHEMA,
-            model=self._before.model,
-            version=version_name(self._before.model, self._networks),
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            networks=self._networks,
-            training={
-                "from": self._before.version,
-                "records": dict(self._report.counts),
-                "settings": dataclasses.asdict(self._settings),
-                "gate": gate,
-                "verdict": verdict.reason,
-            },
-        )
+        training = {
+            "from": self._before.version,
+            "records": dict(self._report.counts),
+            "settings": dataclasses.asdict(self._settings),
+            "gate": gate,
+            "verdict": verdict.reason,
+        }
+        return Manifest.of_now(self._before.model, self._networks, training)
 
 
 def _known_to(network: Network, learned: TrainingSet) -> TrainingSet:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tlp_service.evaluation.figures import TaskFigures, figures_of, summarise
+from tlp_service.evaluation.ranking import top_k_cost
 
 #: Seconds between two results of one worker and task from which on they are of two search rounds.
 ROUND_GAP_S = 5.0
@@ -163,8 +164,8 @@ def _rounds(valid: Sequence[Measured]) -> list[list[Measured]]:
 def _regret(rounds: Sequence[Sequence[Measured]], k: int) -> float:
     if not rounds:
         return math.nan
-    figures = [figures_of("", "", _scores(r), _costs(r)) for r in rounds]
-    return float(np.mean([(f.top1_s if k == 1 else f.top5_s) / f.best_s - 1 for f in figures]))
+    regrets = [top_k_cost(_scores(r), _costs(r), k) / min(m.cost for m in r) - 1 for r in rounds]
+    return float(np.mean(regrets))
 
 
 def _calibration(valid: Sequence[Measured]) -> tuple[tuple[float, float], ...]:

@@ -98,8 +98,7 @@ class Quality:
 
 def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[float]:
     """Return the scores of candidates of one task; NaN for those that the version has none for."""
-    known = {name for network in scorer.manifest.networks for name in network.platforms}
-    asked = platform if platform in known else None
+    asked = scorer.manifest.known(platform)
     request = request_of(records[0].task, (record.primitives for record in records), asked)
     try:
         scores: list[float] = scorer.score(request, chunk=64).scores.tolist()

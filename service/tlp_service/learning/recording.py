@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -17,11 +16,11 @@ import redis
 from redis.exceptions import RedisError
 
 from tlp_service.children import Stopping
-from tlp_service.errors import BadSettings, BadVersion, ServiceFault
+from tlp_service.errors import BadVersion, ServiceFault
+from tlp_service.learning.beginning import begin
 from tlp_service.learning.quality import Quality
 from tlp_service.measurements.recorder import Moved, Recorder
 from tlp_service.measurements.stream import QUALITY
-from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 from tlp_service.versions.manifest import read_manifest
@@ -43,21 +42,12 @@ def record(settings: Settings) -> int:
 
     Raises
     ------
-    BadSettings
-        If no stream is named.
-    BadRecords
-        If the folder of the record store holds something else.
+    BadSettings, BadRecords
+        See `begin`.
     """
-    if settings.redis_url is None:
-        raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
-    os.nice(_NICENESS)
+    url, store = begin(settings, _NICENESS)
     stopping = Stopping()
     stopping.listen()
-    url = settings.redis_url.get_secret_value()
-    try:
-        store = RecordStore.create(settings.records_folder)
-    except OSError as error:
-        raise BadSettings(f"TLP_RECORDS={settings.records_folder}: {error.strerror}") from None
     recorder = Recorder(url, store, "recorder")
     teller = _Teller(settings, url)
     log.info("measurements are kept in %s", store.folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -14,7 +13,8 @@ import redis
 import torch
 from redis.exceptions import RedisError
 
-from tlp_service.errors import BadSettings, ServiceFault
+from tlp_service.errors import ServiceFault
+from tlp_service.learning.beginning import begin
 from tlp_service.learning.learn import learn
 from tlp_service.learning.lease import leased
 from tlp_service.records.store import RecordStore
@@ -119,23 +119,13 @@ def run_trainer(settings: Settings, once: bool) -> int:
 
     Raises
     ------
-    BadSettings
-        If no Redis is named.
-    BadRecords
-        If the folder of the record store holds something else.
+    BadSettings, BadRecords
+        See `begin`.
     """
-    if settings.redis_url is None:
-        raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
-    store = RecordStore.create(settings.records_folder)
-    os.nice(_NICENESS)
+    url, store = begin(settings, _NICENESS)
     torch.set_num_threads(settings.trainer_threads)
-    trainer = Trainer(
-        settings.redis_url.get_secret_value(),
-        store,
-        Registry(settings.registry_url),
-        settings.train_records,
-        settings.train_s,
-    )
+    registry = Registry(settings.registry_url)
+    trainer = Trainer(url, store, registry, settings.train_records, settings.train_s)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     try:

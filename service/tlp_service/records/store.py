@@ -25,10 +25,11 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,8 @@ from tlp_service.errors import BadRecords
 from tlp_service.records.schema import REPEATED
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FORM = 1
 NOTE, QUARANTINE, RECORDS, LOCK = "store.json", "quarantine.jsonl", "records.parquet", "lock"
@@ -95,17 +98,14 @@ class RecordStore:
 
     def read(self, platform: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the records of a platform, or some columns of them."""
-        for _ in range(_READ_TRIES):
-            with contextlib.suppress(FileNotFoundError):  # compacted since they were listed
-                return self._read(platform, self._files(platform), columns)
-        return self._read(platform, self._files(platform), columns)
+        return _retried(lambda: self._read(platform, self._files(platform), columns))
 
     def count(self) -> int:
         """Return the number of rows; those that stand in two files until they are compacted count twice."""
-        for _ in range(_READ_TRIES):
-            with contextlib.suppress(FileNotFoundError):
-                return sum(pq.read_metadata(file).num_rows for p in self.platforms for file in self._files(p))
-        return 0
+        count: int = _retried(
+            lambda: sum(pq.read_metadata(file).num_rows for p in self.platforms for file in self._files(p))
+        )
+        return count
 
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
         if len(files) == 1:
@@ -151,17 +151,21 @@ class RecordStore:
 
     def _try_to_compact(self, platform: str) -> None:
         """Make one file of a platform's; what cannot be read is set aside, and what was appended is kept either way."""
+        with self.incoming() as scratch:
+            try:
+                self._merge(platform, (), scratch)
+            except pa.ArrowException:
+                self._set_damaged_aside(platform)
+                self._merge(platform, (), scratch)
+
+    def _set_damaged_aside(self, platform: str) -> None:
         for file in self._files(platform):
             try:
                 pq.read_table(file, partitioning=None)
-            except FileNotFoundError:
-                continue
             except pa.ArrowException as error:
                 aside = file.with_name(f"{file.name}.damaged")
                 log.error("%s cannot be read, and is set aside as %s: %s", file, aside.name, error)
                 os.replace(file, aside)
-        with self.incoming() as scratch:
-            self._merge(platform, (), scratch)
 
     def compact(self) -> None:
         """Make the batches of each platform one with its records."""
@@ -257,6 +261,14 @@ def write_rows(rows: pa.Table, path: Path) -> None:
     """Write rows of one platform for `RecordStore.take_in`: as they lie in memory, for they are read once and removed."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
+
+
+def _retried(look: Callable[[], T]) -> T:
+    """Return what a look at a store's files gives, again if some were compacted since they were listed."""
+    for _ in range(_READ_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            return look()
+    return look()
 
 
 def _write(rows: pa.Table, path: Path) -> None:

@@ -192,6 +192,12 @@ class _Builder:
         return self.encoder.encode(task, indices, lengths)
 
 
+def of_platforms(training_set: TrainingSet, platforms: Container[str]) -> TrainingSet:
+    """Return the set with only the tasks of some platforms."""
+    tasks = tuple(task for task in training_set.tasks if task.platform in platforms)
+    return replace(training_set, tasks=tasks)
+
+
 def without_large_numbers(training_set: TrainingSet, limit: float) -> TrainingSet:
     """Return the set without the tasks whose rows hold a number above `limit`.
 

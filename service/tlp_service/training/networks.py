@@ -17,7 +17,7 @@ from tlp_service.evaluation.ranking import Ranking, random_ranking
 from tlp_service.models.base import BaseNetwork
 from tlp_service.models.export import Sample, export_onnx
 from tlp_service.scoring.score_map import fit_score_map
-from tlp_service.training.dataset import TrainingSet
+from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.fit import Fit, FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.presets import Exported, Preset
 from tlp_service.training.validity import has_failures, validity_figures, validity_set
@@ -68,7 +68,7 @@ class KindTraining:
             network,
             self.train,
             # A head that is not trained would only blur which epoch is best.
-            _of_platforms(self.validation, self.train.platforms),
+            of_platforms(self.validation, self.train.platforms),
             self.settings,
             self.device,
             self.kind,
@@ -116,7 +116,7 @@ class KindTraining:
     def _export(self, exported: Exported, fitted: Fit, folder: Path) -> Network:
         """Write the file of a network, and return what the manifest says of it."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        split = {name: _of_platforms(part, exported.platforms) for name, part in parts.items()}
+        split = {name: of_platforms(part, exported.platforms) for name, part in parts.items()}
         network, train_set, test = exported.network, split["train"], split["test"]
         file = folder / f"{exported.name}.onnx"
         metrics: dict[str, Any] = {"validation": dataclasses.asdict(fitted.validation)}
@@ -152,8 +152,11 @@ class KindTraining:
         )
 
 
-def _of_platforms(whole: TrainingSet, platforms: tuple[str, ...]) -> TrainingSet:
-    return dataclasses.replace(whole, tasks=tuple(t for t in whole.tasks if t.platform in platforms))
+def keep(network: Network, source: Path, folder: Path) -> Network:
+    """Copy the files of a network that stays as it is in the next version, and return it."""
+    for name in network.files:
+        shutil.copyfile(source / name, folder / name)
+    return network
 
 
 def _log_ranking(title: str, figures: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from tlp_service.features.published import PUBLISHED
 from tlp_service.models.base import BaseNetwork, Pieces
 from tlp_service.models.export import SingleNetwork, nest_width_of, read_weights
 from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
-from tlp_service.training.dataset import TrainingSet
+from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.encoders import BaseEncoder, Encoder, HeadEncoder, PublishedEncoder
 from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task, ranked_tasks
 from tlp_service.versions.manifest import Network
@@ -225,7 +225,7 @@ def preset_named(name: str) -> Preset:
 def _adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: list[str]) -> None:
     """Give a platform the weights of the known one whose scores rank its records best."""
     number = train.numbered.index(platform)
-    own = replace(train, tasks=tuple(task for task in train.tasks if task.platform == platform))
+    own = of_platforms(train, {platform})
     if not own.tasks or not known:
         return
 

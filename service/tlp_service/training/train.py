@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
@@ -34,17 +32,10 @@ from tlp_service.training.dataset import (
     without_large_numbers,
 )
 from tlp_service.training.fit import FitSettings
-from tlp_service.training.networks import KindTraining
+from tlp_service.training.networks import KindTraining, keep
 from tlp_service.training.parallel import processes, rank
 from tlp_service.training.presets import Preset
-from tlp_service.versions.manifest import (
-    SCHEMA,
-    Manifest,
-    Network,
-    read_manifest,
-    version_name,
-    write_version,
-)
+from tlp_service.versions.manifest import Manifest, Network, read_manifest, write_version
 
 log = logging.getLogger(__name__)
 
@@ -156,24 +147,16 @@ def train(command: TrainCommand) -> Path:
         for kind, (network, file) in sources.items():
             if kind not in trained:
                 log.info("%s: no records, its networks stay as they are", kind)
-                networks.append(network)
-                _copy(network, file.parent, Path(scratch))
+                networks.append(keep(network, file.parent, Path(scratch)))
         names = [name for network in networks for name in network.files]
         files = {name: Path(scratch, name) for name in names}
-        name = command.preset.name
         settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
-        manifest = Manifest(
-            schema=SCHEMA,
-            model=name,
-            version=version_name(name, networks),
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            networks=networks,
-            training={
-                "records": dict(report.counts),
-                "settings": settings,
-                "from": begins and begins.version,
-            },
-        )
+        training = {
+            "records": dict(report.counts),
+            "settings": settings,
+            "from": begins and begins.version,
+        }
+        manifest = Manifest.of_now(command.preset.name, networks, training)
         # All processes have the same networks.
         return write_version(command.out, manifest, files) if rank() == 0 else command.out / manifest.version
 
@@ -235,11 +218,6 @@ def _sources(command: TrainCommand, begins: Manifest | None) -> dict[PlatformKin
         return {}
     wanted = (n for n in begins.networks if n.platform_kind in command.kinds)
     return {n.platform_kind: (n, command.source / n.file) for n in wanted}
-
-
-def _copy(network: Network, source: Path, folder: Path) -> None:
-    for name in network.files:
-        shutil.copyfile(source / name, folder / name)
 
 
 def _store(command: TrainCommand) -> RecordStore | None:

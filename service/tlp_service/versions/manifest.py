@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +121,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: str
     networks: list[Network]
     training: dict[str, Any] = {}
+
+    @classmethod
+    def of_now(cls, model: str, networks: list[Network], training: dict[str, Any]) -> Manifest:
+        """Return the manifest of a version that is made now."""
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(SCHEMA, model, version_name(model, networks), created, networks, training)
+
+    def known(self, platform: str) -> str | None:
+        """Return a platform if the version was trained on it; None, which leaves it to the target, if not."""
+        return platform if any(platform in network.platforms for network in self.networks) else None
 
     def network(self, kind: PlatformKind) -> Network | None:
         """Return the network that scores any platform of a kind, if there is one."""

@@ -1,0 +1,29 @@
+"""What the processes beside the server, recorder and trainer, begin with."""
+
+from __future__ import annotations
+
+import os
+
+from tlp_service.errors import BadSettings
+from tlp_service.records.store import RecordStore
+from tlp_service.settings import Settings
+
+
+def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
+    """Lower this process's priority, and return the URL of the Redis and the record store, made if need be.
+
+    Raises
+    ------
+    BadSettings
+        If no Redis is named, or the folder of the record store cannot be made.
+    BadRecords
+        If that folder holds something else.
+    """
+    if settings.redis_url is None:
+        raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
+    os.nice(niceness)
+    try:
+        store = RecordStore.create(settings.records_folder)
+    except OSError as error:
+        raise BadSettings(f"TLP_RECORDS={settings.records_folder}: {error.strerror}") from None
+    return settings.redis_url.get_secret_value(), store
