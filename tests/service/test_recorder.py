@@ -293,8 +293,12 @@ def test_the_time_of_a_record_is_that_of_its_entry_however_late_it_is_moved(clie
     assert all(before - 0.01 <= t <= after + 0.01 for t in recorder.step().times_s)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda whole: b"", lambda whole: whole[:100], lambda whole: whole[:4] + bytes(300) + whole[304:]],
+)
 def test_a_damaged_batch_is_set_aside_when_batches_are_compacted(
-    client, store, recorder, measured_lines, monkeypatch, caplog
+    client, store, recorder, measured_lines, monkeypatch, caplog, damage
 ):
     monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
     for n in range(3):
@@ -302,7 +306,7 @@ def test_a_damaged_batch_is_set_aside_when_batches_are_compacted(
         recorder.step()
         if n == 0:
             (part,) = (store.folder / "platform=epyc").glob("part-*")
-            part.write_bytes(part.read_bytes()[:100])
+            part.write_bytes(damage(part.read_bytes()))
     assert client.xlen(STREAM) == 0
     assert stored(store) == once(measured_lines[1:3])
     assert [p.name for p in (store.folder / "platform=epyc").glob("*.damaged")] == [f"{part.name}.damaged"]

@@ -109,11 +109,9 @@ class RecordStore:
 
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
         if len(files) == 1:
-            return pq.read_table(
-                files[0], columns=None if columns is None else list(columns), partitioning=None
-            )
+            return _read_file(files[0], columns)
         wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
-        rows = pa.concat_tables(pq.read_table(file, columns=wanted, partitioning=None) for file in files)
+        rows = pa.concat_tables(_read_file(file, wanted) for file in files)
         rows = rows.filter(_is_first(rows.column("id")))
         return rows if columns is None else rows.select(list(columns))
 
@@ -154,15 +152,17 @@ class RecordStore:
         with self.incoming() as scratch:
             try:
                 self._merge(platform, (), scratch)
-            except pa.ArrowException:
+            except (pa.ArrowException, OSError):
                 self._set_damaged_aside(platform)
                 self._merge(platform, (), scratch)
 
     def _set_damaged_aside(self, platform: str) -> None:
         for file in self._files(platform):
             try:
-                pq.read_table(file, partitioning=None)
-            except pa.ArrowException as error:
+                _read_file(file)
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of the disk; what a file holds has no number
                 aside = file.with_name(f"{file.name}.damaged")
                 log.error("%s cannot be read, and is set aside as %s: %s", file, aside.name, error)
                 os.replace(file, aside)
@@ -261,6 +261,14 @@ def write_rows(rows: pa.Table, path: Path) -> None:
     """Write rows of one platform for `RecordStore.take_in`: as they lie in memory, for they are read once and removed."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
+
+
+def _read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a file that may be replaced meanwhile: opened once, it stays what it was. `read_table` opens it again for each part."""
+    with pq.ParquetFile(path) as file:
+        if columns is None:
+            return file.read()
+        return file.read(columns=list(columns)).select(list(columns))  # in this order, not that of the file
 
 
 def _retried(look: Callable[[], T]) -> T:
