@@ -55,7 +55,7 @@ def read_sets(store, kinds, platforms=None):
     """Return kind -> preset -> training set."""
     sets = defaultdict(dict)
     for preset in (PRESETS["base"], PRESETS["published"]):
-        encoders = {kind: preset.encoder(kind, None) for kind in kinds}
+        encoders = {kind: preset.encoder(kind) for kind in kinds}
         records = valid_records(stored_records(store, platforms), ImportReport())
         for kind, found in build_sets(records, encoders, ImportReport()).items():
             sets[kind][preset.name] = found

@@ -228,7 +228,13 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     )
     add("--out", type=Path, required=True, help="folder that gets the model version")
     add("--model", choices=("base", "published", "published-mtl"), default="base", help="what to train")
-    add("--from", type=Path, dest="source", metavar="VERSION", help="folder of the version to begin from")
+    add(
+        "--from",
+        type=Path,
+        dest="source",
+        metavar="VERSION",
+        help="folder of the version to begin from: each platform that there are records of gets a network of its own",
+    )
     add("--platforms", type=Path, help="CSV that maps folders of logs to platforms")
     add(
         "--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes"
@@ -313,6 +319,7 @@ def _train(arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from tlp_service.records.platforms import PlatformTable
+    from tlp_service.training.networks import ADAPTING
     from tlp_service.training.presets import preset_named
     from tlp_service.training.train import TrainCommand, train
 
@@ -320,6 +327,8 @@ def _train(arguments: argparse.Namespace) -> int:
     preset = preset_named(arguments.model)
     names = [name.replace("-", "_") for name in _FIT_OPTIONS]
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if arguments.source is not None:
+        given = ADAPTING | given | ({"fewest_steps": 0} if "epochs" in given else {})
     version = train(
         TrainCommand(
             records=tuple(arguments.records),

@@ -30,7 +30,7 @@ def records(measured_lines):
 
 
 def set_of(records, preset):
-    return build_sets(records, {"cpu": PRESETS[preset].encoder("cpu", None)}, ImportReport())["cpu"]
+    return build_sets(records, {"cpu": PRESETS[preset].encoder("cpu")}, ImportReport())["cpu"]
 
 
 def settings_of(preset, **changes):

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from models import write_linear_version
 
+from tlp_client.records import RecordParser
+from tlp_client.wire.predict import request_of
 from tlp_service.cli import main
 from tlp_service.learning.learn import learn
 from tlp_service.records.importer import import_logs
@@ -76,13 +78,15 @@ def store(tmp_path):
 
 def test_a_new_platform_is_learned_and_serves(tmp_path, registry, store, begun, measured_lines):
     add(store, tmp_path, measured_lines, "new")
-    outcome = learn(store, registry, SETTINGS)
+    outcome = learn(store, registry, settings=SETTINGS)
     assert outcome.is_accepted, outcome.reason
     journal = registry.journal()
     assert (journal.active, journal.history[-1].by) == (outcome.version, "trainer")
     assert outcome.reason.startswith("better: new ")
     manifest = registry.manifest(outcome.version)
-    assert manifest.networks[0].platforms == ["old", "new"]
+    general, own = manifest.networks
+    assert general == registry.manifest(begun.name).networks[0]
+    assert (own.serves, own.platforms) == ("new", ["old", "new"])
     assert manifest.training["from"] == begun.name
     assert manifest.training["gate"]["new"] > 0.5
     with registry.checkout(outcome.version) as folder:
@@ -95,11 +99,46 @@ def test_what_is_shuffled_is_not_learned(tmp_path, registry, store, begun, measu
     random.seed(1)
     add(store, tmp_path, changed(measured_lines, lambda costs: [1e-4 / c for c in costs]), "old")
     add(store, tmp_path, changed(measured_lines, lambda costs: [random.uniform(1e-3, 1e-2)]), "poison")
-    outcome = learn(store, registry, SETTINGS)
+    outcome = learn(store, registry, settings=SETTINGS)
     assert (outcome.is_accepted, registry.journal().active) == (False, begun.name)
     mark = registry.journal().marks[outcome.version]
     assert (mark.state, mark.reason) == ("rejected", outcome.reason)
     assert {"old pair_accuracy", "poison top1"} <= set(mark.figures)
+
+
+def scores_of(registry, version, platform, lines):
+    """Return the scores of a version for records that are stated to be of a platform."""
+    records = [RecordParser().parse(line) for line in lines]
+    request = request_of(records[0].task, (record.primitives for record in records), platform)
+    with registry.checkout(version) as folder:
+        return Scorer(folder).score(request, chunk=64).scores.tobytes()
+
+
+def test_what_one_platform_learns_changes_no_score_of_another(
+    tmp_path, registry, store, begun, measured_lines
+):
+    """One platform is poisoned while another is measured well: the next version has learned of that alone."""
+    random.seed(2)
+    add(store, tmp_path, changed(measured_lines, lambda costs: [random.uniform(1e-3, 1e-2)]), "old")
+    add(store, tmp_path, measured_lines, "new")
+    add(store, tmp_path, changed(measured_lines, lambda costs: [1e-4 / c for c in costs]), "odd")
+    outcome = learn(store, registry, ["new", "old"], SETTINGS)
+    assert outcome.is_accepted, outcome.reason
+    manifest = registry.manifest(outcome.version)
+    assert [n.serves for n in manifest.networks] == [None, "new"]
+    assert manifest.training["verdict"]["old"].startswith(("worse", "not better"))
+    for platform in ("old", "cpu"):
+        before, after = (
+            scores_of(registry, version, platform, measured_lines[:9])
+            for version in (begun.name, outcome.version)
+        )
+        assert before == after
+    # The next step begins where this one ended, and its platforms keep their numbers.
+    outcome = learn(store, registry, ["odd"], SETTINGS)
+    manifest = registry.manifest(outcome.version)
+    assert [n.serves for n in manifest.networks] == [None, "new", "odd"]
+    assert manifest.networks[2].platforms == ["old", "new", "odd"]
+    assert set(manifest.training["gate"]) >= {"new"}
 
 
 def test_a_version_that_began_to_serve_meanwhile_stays(
@@ -111,7 +150,7 @@ def test_a_version_that_began_to_serve_meanwhile_stays(
     answers = iter([first, later])
     with monkeypatch.context() as patch:
         patch.setattr(registry, "journal", lambda: next(answers))
-        outcome = learn(store, registry, SETTINGS)
+        outcome = learn(store, registry, settings=SETTINGS)
     assert not outcome.is_accepted
     assert "another version began to serve" in outcome.reason
     assert registry.journal().active == begun.name
@@ -119,7 +158,9 @@ def test_a_version_that_began_to_serve_meanwhile_stays(
 
 def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measured_lines):
     add(store, tmp_path, measured_lines, "new")
-    outcome = learn(store, registry, dataclasses.replace(SETTINGS, epochs=1), may_publish=lambda: False)
+    outcome = learn(
+        store, registry, settings=dataclasses.replace(SETTINGS, epochs=1), may_publish=lambda: False
+    )
     assert (outcome.version, outcome.is_accepted) == (None, False)
     assert len(registry.versions()) == 1
 
@@ -128,7 +169,7 @@ def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measure
 def test_too_few_records_are_no_step(tmp_path, registry, store, begun, measured_lines, lines):
     if lines:
         add(store, tmp_path, measured_lines[:lines], "new")
-    outcome = learn(store, registry, SETTINGS)
+    outcome = learn(store, registry, settings=SETTINGS)
     assert (outcome.version, outcome.reason) == (
         None,
         "too few records of any task to learn from some and hold others back",

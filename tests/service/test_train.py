@@ -18,7 +18,7 @@ from tlp_service.versions.manifest import read_manifest
 def training_set(measured_lines):
     parser = RecordParser()
     records = (("epyc", record) for record in map(parser.parse, measured_lines) if record.is_valid)
-    return build_sets(records, {"cpu": PRESETS["published"].encoder("cpu", None)}, ImportReport())["cpu"]
+    return build_sets(records, {"cpu": PRESETS["published"].encoder("cpu")}, ImportReport())["cpu"]
 
 
 def trained(training_set, settings, preset="published", **options):

@@ -79,12 +79,14 @@ def test_only_some_platforms_and_a_share_of_one(store, tmp_path, capsys):
 
 
 def test_a_new_platform_is_learned_from_a_trained_version(store, tmp_path, capsys):
-    """The version keeps the numbers of its platforms, the new one gets the next; what is slow on the old one is fast on it."""
+    """It gets the next number and a network of its own, the others stay; what is slow on the old one is fast on it."""
     long = ("--epochs", "30", "--batch", "64", "--learning-rate", "1e-2")
     first = train(store, tmp_path, capsys, "--platform", "slow", *long)
     second = train(store, tmp_path, capsys, "--from", str(first), "--platform", "fast", *long)
     manifest = read_manifest(second)
-    assert manifest.networks[0].platforms == ["slow", "fast"]
+    general, own = manifest.networks
+    assert general == read_manifest(first).networks[0]
+    assert (own.serves, own.platforms) == ("fast", ["slow", "fast"])
     assert manifest.training["from"] == first.name
     found = {}
     for version in (first, second):
@@ -94,6 +96,7 @@ def test_a_new_platform_is_learned_from_a_trained_version(store, tmp_path, capsy
     assert found[first]["slow"]["pair_accuracy"]["value"] > 0.6
     assert found[first]["fast"]["pair_accuracy"]["value"] < 0.4
     assert found[second]["fast"]["pair_accuracy"]["value"] > 0.6
+    assert found[second]["slow"] == found[first]["slow"]
 
 
 def test_each_platform_has_a_head_of_its_own(store, tmp_path, capsys):
@@ -175,12 +178,15 @@ def test_what_fails_is_learned_beside_what_is_fast(failing, tmp_path, capsys):
     assert 0.6 < np.mean(ran) < 1
     # Trained on, it begins from both networks.
     second = train(store, tmp_path, capsys, "--from", str(folder), "--epochs", "1", "--batch", "64")
-    assert read_manifest(second).networks[0].validity.metrics["auc"] > 0.6
+    general, own = read_manifest(second).networks
+    assert general == network
+    assert own.files == ["cpu-own-box.onnx", "cpu-own-box-validity.onnx"]
+    assert own.validity.metrics["auc"] > 0.6
 
 
 def test_failed_runs_are_no_slow_candidates_and_one_that_ran_once_is_valid(failing):
     store, failed = failing
-    encoders = {"cpu": PRESETS["base"].encoder("cpu", None)}
+    encoders = {"cpu": PRESETS["base"].encoder("cpu")}
     records = list(valid_records(stored_records(RecordStore(store)), ImportReport(), with_failed=True))
     whole = build_sets(records, encoders, ImportReport())["cpu"]
     ran = {(r.task.workload, r.primitives) for _, r in records if r.is_valid}

@@ -1,5 +1,6 @@
 """When a step of learning is made, and that one process makes it. The step itself is in test_learn."""
 
+import json
 import threading
 import time
 
@@ -12,6 +13,7 @@ from tlp_service.learning.learn import Outcome
 from tlp_service.learning.lease import leased
 from tlp_service.learning.trainer import LEASE, TRAINED, Trainer
 from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.measurements.stream import QUALITY
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
 from tlp_service.versions.registry import Registry
@@ -26,7 +28,7 @@ def url(tmp_path_factory):
 @pytest.fixture
 def client(url):
     with redis.Redis.from_url(url, decode_responses=True) as client:
-        client.delete(LEASE, TRAINED)
+        client.delete(LEASE, TRAINED, QUALITY)
         yield client
 
 
@@ -40,17 +42,17 @@ def steps(monkeypatch):
     """What stands in for the step: it notes that it was made, and holds the lease while it is."""
     made = []
 
-    def learn(store, registry, may_publish):
+    def learn(store, registry, platforms, may_publish):
         assert may_publish()
-        made.append(store.count())
+        made.append({platform: store.counts()[platform] for platform in platforms})
         return Outcome(None, False, "made up")
 
     monkeypatch.setattr(trainer_module, "learn", learn)
     return made
 
 
-def add(store, line, count):
-    rows = Rows("epyc", Texts())
+def add(store, line, count, platform="epyc"):
+    rows = Rows(platform, Texts())
     record = RecordParser().parse(line)
     for n in range(count):
         rows.add(record, f"{time.time_ns()}-{n}".encode(), "worker:w", 0)
@@ -72,7 +74,44 @@ def test_a_step_is_made_at_so_many_new_records(url, client, store, tmp_path, ste
     add(store, measured_lines[0], 10)
     # Another one, on another machine, knows of the last step.
     assert trainer_of(url, store, tmp_path).look()
-    assert steps == [10, 20]
+    assert steps == [{"epyc": 10}, {"epyc": 20}]
+    trainer.close()
+
+
+def test_each_platform_learns_when_enough_was_measured_on_it(
+    url, client, store, tmp_path, steps, measured_lines
+):
+    trainer = trainer_of(url, store, tmp_path)
+    for platform, count in (("epyc", 9), ("k80", 10), ("v100", 12)):
+        add(store, measured_lines[0], count, platform)
+    assert trainer.look()
+    assert steps.pop() == {"k80": 10, "v100": 12}
+    add(store, measured_lines[0], 1, "epyc")
+    assert trainer.look()
+    assert steps == [{"epyc": 10}]
+    trainer.close()
+
+
+def test_where_the_serving_versions_error_drifts_fewer_are_enough(
+    url, client, store, tmp_path, steps, measured_lines
+):
+    trainer = trainer_of(url, store, tmp_path, records=100)
+    add(store, measured_lines[0], 25, "epyc")
+    add(store, measured_lines[0], 25, "k80")
+    told = {
+        "epyc": {
+            "base-1": {"serving": True, "drifting": True},
+            "base-0": {"serving": False, "drifting": False},
+        },
+        "k80": {
+            "base-1": {"serving": True, "drifting": None},
+            "base-0": {"serving": False, "drifting": True},
+        },
+    }
+    client.set(QUALITY, json.dumps({"platforms": told}))
+    assert trainer.look()
+    assert steps == [{"epyc": 25}]
+    assert not trainer.look()
     trainer.close()
 
 
@@ -89,7 +128,7 @@ def test_fewer_are_enough_after_a_time_and_none_never_is(url, client, store, tmp
 def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeypatch, measured_lines):
     inside, go_on, made = threading.Event(), threading.Event(), []
 
-    def learn(store, registry, may_publish):
+    def learn(store, registry, platforms, may_publish):
         made.append(1)
         inside.set()
         assert go_on.wait(10)

@@ -137,6 +137,23 @@ def test_a_platform_of_both_kinds_is_told_by_the_target(tmp_path):
     assert choose_network(manifest, "box", "cuda").platform_kind == "gpu"
 
 
+def test_a_network_that_serves_one_platform_takes_the_place_of_the_general_one_there(folder):
+    manifest = read_manifest(folder)
+    general = manifest.network("gpu")
+    own = msgspec.structs.replace(general, file="own.onnx", serves="t4", platforms=["k80", "v100", "t4"])
+    of_all = msgspec.structs.replace(general, file="all.onnx", serves="gpu", platforms=["k80", "v100", "gpu"])
+    manifest = msgspec.structs.replace(manifest, networks=[*manifest.networks, own, of_all])
+    assert choose_network(manifest, "t4", K80_TARGET) == own
+    assert choose_network(manifest, None, f"{K80_TARGET} -model=t4") == own
+    assert choose_network(manifest, "k80", K80_TARGET) == general
+    assert choose_network(manifest, "gpu", K80_TARGET) == choose_network(manifest, None, K80_TARGET) == of_all
+    assert (manifest.network("gpu"), manifest.serving("gpu", "a100")) == (general, general)
+    assert manifest.numbered("gpu") == ["k80", "v100", "t4"]
+    assert version_name("base", manifest.networks) != version_name("base", manifest.networks[:-1])
+    with pytest.raises(InvalidBody, match="'t4' is a gpu"):
+        choose_network(manifest, "t4", "llvm")
+
+
 def test_a_kind_without_a_network_is_unknown(tmp_path):
     folder = write_linear_version(tmp_path, platforms={"cpu": ["epyc"]})
     with pytest.raises(UnknownName, match="no network for gpu targets") as unknown:

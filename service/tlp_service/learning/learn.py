@@ -1,4 +1,8 @@
-"""One step of learning: from the serving version and the record store to a version that serves, or to one that is marked rejected."""
+"""One step of learning: from the serving version and the record store to a version that serves, or to one that is marked rejected.
+
+Each platform learns in a network of its own, which begins as the one that scores it now. What is measured on one platform thus
+changes no score of another, to the last bit, and each is judged by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import dataclasses
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +25,16 @@ from tlp_service.learning.gate import HeldBack, Verdict, judge
 from tlp_service.records.reader import stored_records
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
-from tlp_service.training.dataset import ImportReport, TrainingSet, TrainingTask, build_sets, valid_records
+from tlp_service.training.dataset import (
+    ImportReport,
+    TrainingSet,
+    TrainingTask,
+    build_sets,
+    of_platforms,
+    valid_records,
+)
 from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task
-from tlp_service.training.networks import KindTraining, keep
+from tlp_service.training.networks import ADAPTING, KindTraining, with_kept
 from tlp_service.training.presets import PRESETS, Preset
 from tlp_service.versions.manifest import Manifest, Network, read_manifest, write_version
 from tlp_service.versions.registry import Registry
@@ -33,8 +45,7 @@ log = logging.getLogger(__name__)
 _HELD_BACK = 5
 #: Records of a platform, the newest, that are learned from: it bounds time and memory.
 NEWEST = 50_000
-#: Fine-tuning: a third of the rate and of the epochs of a training from nothing.
-_SETTINGS = dataclasses.replace(PRESETS["base"].settings, epochs=13, learning_rate=3e-4)
+_SETTINGS = dataclasses.replace(PRESETS["base"].settings, **ADAPTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +70,15 @@ class Outcome:
 def learn(
     store: RecordStore,
     registry: Registry,
+    platforms: Sequence[str] | None = None,
     settings: FitSettings = _SETTINGS,
     newest: int = NEWEST,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> Outcome:
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
 
-    A version that is not accepted is published, too, and marked rejected with its figures.
+    What the gate accepts of the platforms becomes one version. If it accepts none, a version of all is published, and marked rejected with
+    its figures.
 
     Parameters
     ----------
@@ -73,6 +86,8 @@ def learn(
         What was measured.
     registry : Registry
         Where versions are.
+    platforms : sequence of str or None
+        Those that learn; None for all of the store's.
     settings : FitSettings
         How to train.
     newest : int
@@ -84,129 +99,164 @@ def learn(
     if active is None:
         return Outcome(None, False, "no version serves")
     with registry.checkout(active) as folder, tempfile.TemporaryDirectory() as scratch:
-        step = _Step(folder, store, settings, newest)
-        if (fault := step.prepare()) is not None:
+        before = read_manifest(folder)
+        if before.model != "base":
+            return Outcome(None, False, f"{active} is no 'base', which alone learns")
+        files = Path(scratch, "files")
+        files.mkdir()
+        step = _Step(folder, before, settings)
+        report = ImportReport()
+        try:
+            sets = step.read(store, store.platforms if platforms is None else platforms, newest, report)
+        except BadRecords as error:  # more platforms than a network tells apart
+            return Outcome(None, False, str(error))
+        learned = [
+            step.learn(kind, platform, whole, store.seed, files)
+            for kind, whole in sets.items()
+            for platform in whole.platforms
+        ]
+        made = [found for found in learned if found is not None]
+        if not made:
+            fault = "too few records of any task to learn from some and hold others back"
             return Outcome(None, False, fault)
-        step.train(Path(scratch, "files"))
-        verdict = judge(step.held_back())
-        written = write_version(Path(scratch, "version"), step.manifest(verdict), step.files)
+        accepted = [found for found in made if found.verdict.is_accepted]
+        written = step.write(accepted or made, made, report, files, Path(scratch, "version"))
         if not may_publish():
             return Outcome(None, False, "another trainer's turn came before this one was done")
-        return _publish(registry, active, written, verdict)
+        return _publish(registry, active, written, made)
 
 
-def _publish(registry: Registry, active: str, folder: Path, verdict: Verdict) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """A platform's network, and what the gate says of it."""
+
+    platform: str
+    network: Network
+    verdict: Verdict
+
+
+def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Learned]) -> Outcome:
     version = folder.name
     if version == active:
         return Outcome(None, False, "nothing was learned")
     registry.publish(folder)
-    reason = verdict.reason
-    is_accepted = verdict.is_accepted
+    # What was accepted is told first: it is why the version serves.
+    told = sorted(made, key=lambda found: not found.verdict.is_accepted)
+    reason = "; ".join(found.verdict.reason for found in told)
+    is_accepted = told[0].verdict.is_accepted
     if is_accepted and registry.journal().active != active:
         is_accepted, reason = False, "another version began to serve while it was trained"
     if is_accepted:
         registry.activate(version, by="trainer", reason=reason)
     else:
-        figures = {f"{c.platform} {c.measure}": dataclasses.asdict(c) for c in verdict.comparisons}
-        registry.mark(version, "rejected", reason, figures)
+        registry.mark(version, "rejected", reason, _figures(made))
     log.info("version %s is %s: %s", version, "accepted" if is_accepted else "rejected", reason)
     return Outcome(version, is_accepted, reason)
 
 
+def _figures(learned: Sequence[_Learned]) -> dict[str, Any]:
+    return {
+        f"{c.platform} {c.measure}": dataclasses.asdict(c)
+        for found in learned
+        for c in found.verdict.comparisons
+    }
+
+
 class _Step:
-    """The networks of a version on their way to the next one.
+    """What a step begins with.
 
     Parameters
     ----------
     folder : Path
         Of the version that serves.
-    store, settings, newest
-        See `learn`.
+    before : Manifest
+        Of that version.
+    settings : FitSettings
+        How to train.
     """
 
-    def __init__(self, folder: Path, store: RecordStore, settings: FitSettings, newest: int) -> None:
+    def __init__(self, folder: Path, before: Manifest, settings: FitSettings) -> None:
         self._folder = folder
-        self._store = store
+        self._before = before
         self._settings = settings
-        self._newest = newest
-        self._before = read_manifest(folder)
-        self._report = ImportReport()
-        self._sets: dict[PlatformKind, tuple[TrainingSet, TrainingSet]] = {}
-        self._networks: list[Network] = []
-        self.files: dict[str, Path] = {}
+        self._preset: Preset = PRESETS[before.model]
 
-    @property
-    def _preset(self) -> Preset:
-        return PRESETS[self._before.model]
+    def read(
+        self, store: RecordStore, platforms: Sequence[str], newest: int, report: ImportReport
+    ) -> dict[PlatformKind, TrainingSet]:
+        """Return the newest records of platforms, of the kinds that the version has a network for.
 
-    def prepare(self) -> str | None:
-        """Read the records, and return what keeps this step from being made, if anything does."""
-        if self._before.model != "base":
-            return f"{self._before.version} is no 'base', which alone learns"
-        known = {n.platform_kind: n for n in self._before.networks}
-        encoders = {kind: self._preset.encoder(kind, network) for kind, network in known.items()}
-        records = valid_records(
-            stored_records(self._store, newest=self._newest), self._report, with_failed=True
+        Raises
+        ------
+        BadRecords
+            If there are more platforms than a network tells apart.
+        """
+        kinds = [n.platform_kind for n in self._before.networks if n.serves is None]
+        encoders = {kind: self._preset.encoder(kind, self._before.numbered(kind)) for kind in kinds}
+        records = valid_records(stored_records(store, platforms, newest), report)
+        return build_sets(records, encoders, report)
+
+    def learn(
+        self, kind: PlatformKind, platform: str, whole: TrainingSet, seed: int, folder: Path
+    ) -> _Learned | None:
+        """Train a platform's network and judge it, or return None where too little was measured; its files go into a folder."""
+        learned, held = _divided(of_platforms(whole, {platform}), seed)
+        if not learned.tasks or not held.tasks:
+            return None
+        source = self._before.serving(kind, platform)
+        assert source is not None, "of other kinds nothing is read"
+        nothing = dataclasses.replace(learned, tasks=())
+        (network,) = KindTraining(
+            kind,
+            self._preset,
+            self._settings,
+            learned,
+            nothing,
+            nothing,
+            (source, self._folder / source.file),
+            serves=platform,
+            learns_validity=False,  # nothing would judge it
+        ).run(folder)
+        return _Learned(platform, network, judge(self._compared(source, network, held, folder)))
+
+    def _compared(self, before: Network, after: Network, held: TrainingSet, folder: Path) -> list[HeldBack]:
+        """Return the held-back candidates of a platform, scored by the serving network and the new one."""
+        # A platform that the serving network does not know is any platform to it, and nothing that its network need learn here.
+        known = dataclasses.replace(held, tasks=(), numbered=tuple(before.platforms))
+        serving = self._preset.network(known, self._settings, (before, self._folder / before.file))
+        candidate = self._preset.network(
+            dataclasses.replace(held, tasks=()), self._settings, (after, folder / after.file)
         )
-        try:
-            sets = build_sets(records, encoders, self._report)
-        except BadRecords as error:  # more platforms than a network tells apart
-            return str(error)
-        for kind, whole in sets.items():
-            learned, held = _divided(whole, self._store.seed)
-            if learned.tasks and held.tasks:
-                self._sets[kind] = (learned, held)
-        return None if self._sets else "too few records of any task to learn from some and hold others back"
+        table = held.table.copy()
+        table[:, base.platform_column(len(before.platforms)) :] = 0
+        return [_scored(task, serving, table, candidate, held.table) for task in held.tasks]
 
-    def train(self, folder: Path) -> None:
-        """Train the networks of the kinds that there are records of; the others stay as they are."""
-        folder.mkdir()
-        for network in self._before.networks:
-            kind = network.platform_kind
-            if kind not in self._sets:
-                self._networks.append(keep(network, self._folder, folder))
-                continue
-            learned, _ = self._sets[kind]
-            nothing = dataclasses.replace(learned, tasks=())
-            source = (network, self._folder / network.file)
-            training = KindTraining(kind, self._preset, self._settings, learned, nothing, nothing, source)
-            self._networks += training.run(folder)
-        self.files = {name: folder / name for network in self._networks for name in network.files}
-
-    def held_back(self) -> list[HeldBack]:
-        """Return the held-back candidates, scored by both versions."""
-        found = []
-        for before, after in zip(self._before.networks, self._networks, strict=True):
-            if before.platform_kind not in self._sets:
-                continue
-            learned, held = self._sets[before.platform_kind]
-            serving = self._preset.network(
-                _known_to(before, learned), self._settings, (before, self._folder / before.file)
-            )
-            candidate = self._preset.network(learned, self._settings, (after, self.files[after.file]))
-            # A platform that the serving version does not know is any platform to it.
-            table = held.table.copy()
-            table[:, base.platform_column(len(before.platforms)) :] = 0
-            for task in held.tasks:
-                found.append(_scored(task, serving, table, candidate, held.table))
-        return found
-
-    def manifest(self, verdict: Verdict) -> Manifest:
-        """Return the manifest of the version that was made."""
-        gate = {c.platform: c.candidate for c in verdict.comparisons if c.measure == "pair_accuracy"}
+    def write(
+        self,
+        used: Sequence[_Learned],
+        made: Sequence[_Learned],
+        report: ImportReport,
+        files: Path,
+        folder: Path,
+    ) -> Path:
+        """Write the version that serves with some networks in place of those that scored their platforms, and return its folder."""
+        networks = with_kept([found.network for found in used], self._before, self._folder, files)
+        of_files = {name: files / name for network in networks for name in network.files}
+        gate = {
+            c.platform: c.candidate
+            for found in used
+            for c in found.verdict.comparisons
+            if c.measure == "pair_accuracy"
+        }
         training = {
             "from": self._before.version,
-            "records": dict(self._report.counts),
+            "records": dict(report.counts),
             "settings": dataclasses.asdict(self._settings),
-            "gate": gate,
-            "verdict": verdict.reason,
+            # Of the other platforms those of earlier steps hold: their networks are the same.
+            "gate": self._before.training.get("gate", {}) | gate,
+            "verdict": {found.platform: found.verdict.reason for found in made},
         }
-        return Manifest.of_now(self._before.model, self._networks, training)
-
-
-def _known_to(network: Network, learned: TrainingSet) -> TrainingSet:
-    """Return the set as that of the platforms that a network knows: those that follow are not made room for."""
-    return dataclasses.replace(learned, numbered=tuple(network.platforms))
+        return write_version(folder, Manifest.of_now(self._before.model, networks, training), of_files)
 
 
 def _scored(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -17,6 +19,7 @@ from tlp_service.errors import ServiceFault
 from tlp_service.learning.beginning import begin
 from tlp_service.learning.learn import learn
 from tlp_service.learning.lease import leased
+from tlp_service.measurements.stream import QUALITY
 from tlp_service.records.store import RecordStore
 from tlp_service.settings import Settings
 from tlp_service.versions.hints import tell
@@ -24,7 +27,7 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Who trains, and how many records there were when somebody last did.
+#: Who trains, and platform -> how many records there were when it last learned.
 LEASE, TRAINED = "{tlp}:trainer", "{tlp}:trained"
 #: Seconds between two looks at the store.
 _LOOK_S = 5.0
@@ -32,20 +35,20 @@ _NICENESS = 19
 
 
 class Trainer:
-    """Makes a step of learning when enough was measured since the last one.
+    """Makes a step of learning for the platforms on which enough was measured since their last one.
 
     Parameters
     ----------
     url : str
-        Of the Redis that keeps the lease, and the count of records at the last step.
+        Of the Redis that keeps the lease, and the counts of records at the last steps.
     store : RecordStore
         What is learned from.
     registry : Registry
         Where versions go.
     records : int
-        New records at which a step is made.
+        New records at which a platform learns; a quarter is enough where the serving version's error drifts.
     seconds : float
-        Seconds after the last step at which one is made of fewer.
+        Seconds after the last step at which all platforms with new records learn.
     """
 
     def __init__(
@@ -60,30 +63,30 @@ class Trainer:
         self._began_s = time.monotonic()
 
     def look(self) -> bool:
-        """Make a step if it is time for one and no other trainer is at it; return whether one was made.
+        """Make a step if a platform is due and no other trainer is at it; return whether one was made.
 
         Raises
         ------
         RedisError, OSError
             If Redis, store or registry cannot be reached.
         """
-        count = self._store.count()
-        if not self._is_time(count):
+        counts = self._store.counts()
+        if not self._due(counts):
             return False
         with leased(self._client, LEASE) as lease:
-            if lease is None or not self._is_time(count):
+            if lease is None or not (due := self._due(counts)):  # another one was faster
                 return False
             started = time.monotonic()
-            outcome = learn(self._store, self._registry, may_publish=lease.is_held)
+            outcome = learn(self._store, self._registry, due, may_publish=lease.is_held)
             log.info(
-                "%s (%.0f s, %d records): %s",
+                "%s (%s; %.0f s): %s",
                 outcome.version or "no version",
+                ", ".join(f"{platform}: {counts[platform]} records" for platform in due),
                 time.monotonic() - started,
-                count,
                 outcome.reason,
             )
             if lease.is_held():
-                self._client.set(TRAINED, count)
+                self._client.hset(TRAINED, mapping={platform: counts[platform] for platform in due})
         self._began_s = time.monotonic()
         if outcome.is_accepted:
             tell(self._url, outcome.version)
@@ -101,10 +104,25 @@ class Trainer:
         """Close the connection."""
         self._client.close()
 
-    def _is_time(self, count: int) -> bool:
-        new = count - int(self._client.get(TRAINED) or 0)
-        waited = time.monotonic() - self._began_s
-        return new >= self._records or (new > 0 and waited >= self._seconds)
+    def _due(self, counts: Mapping[str, int]) -> list[str]:
+        """Return the platforms that are to learn now."""
+        trained = self._client.hgetall(TRAINED)
+        new = {platform: count - int(trained.get(platform, 0)) for platform, count in counts.items()}
+        if time.monotonic() - self._began_s >= self._seconds:
+            return [platform for platform in new if new[platform] > 0]
+        drifting = self._drifting()
+        needed = {platform: self._records // (4 if platform in drifting else 1) for platform in new}
+        return [platform for platform in new if new[platform] >= max(1, needed[platform])]
+
+    def _drifting(self) -> set[str]:
+        """Return the platforms on which the serving version orders what comes in worse than it did at the gate."""
+        told = self._client.get(QUALITY)
+        platforms = json.loads(told)["platforms"] if told else {}
+        return {
+            platform
+            for platform, versions in platforms.items()
+            if any(figures["serving"] and figures["drifting"] for figures in versions.values())
+        }
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -100,12 +100,18 @@ class RecordStore:
         """Return the records of a platform, or some columns of them."""
         return _retried(lambda: self._read(platform, self._files(platform), columns))
 
-    def count(self) -> int:
-        """Return the number of rows; those that stand in two files until they are compacted count twice."""
-        count: int = _retried(
-            lambda: sum(pq.read_metadata(file).num_rows for p in self.platforms for file in self._files(p))
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows of each platform; those that stand in two files until they are compacted count twice."""
+        return _retried(
+            lambda: {
+                platform: sum(pq.read_metadata(file).num_rows for file in self._files(platform))
+                for platform in self.platforms
+            }
         )
-        return count
+
+    def count(self) -> int:
+        """Return the number of rows of all platforms, see `counts`."""
+        return sum(self.counts().values())
 
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
         if len(files) == 1:

@@ -92,6 +92,8 @@ def check_features(network: Network, loaded: OnnxNetwork) -> None:
 def _base(network: Network, request: PredictRequest) -> Inputs:
     # As `choose_network` reads them: what is stated first, the target's names second.
     stated = (request.platform,) if request.platform is not None else target_names(request.target)
+    if network.serves is not None:
+        stated = (network.serves,)
     known = next((network.platforms.index(name) for name in stated if name in network.platforms), None)
     row = base.task_row(request.workload_key, known)
     too_long = request.lengths > base.MOST_STEPS

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -80,6 +80,8 @@ class FitSettings:
         Candidates a task takes part with in one epoch, drawn anew each epoch; 0 for all.
     unknown_platforms : float
         Share of the lists that are trained on as if their platform were none of the version's.
+    fewest_steps : int
+        Of few candidates, so many epochs more as come to this number of steps.
     seed : int
         Of initialisation, order and draws.
     """
@@ -98,6 +100,7 @@ class FitSettings:
     max_number: float = math.inf
     max_candidates: int = 0
     unknown_platforms: float = 0.0
+    fewest_steps: int = 0
     seed: int = 0
 
 
@@ -152,6 +155,8 @@ def fit(
     BadVersion
         If the checkpoint is of another network or other settings.
     """
+    epochs = max(settings.epochs, -(-settings.fewest_steps // max(1, _steps_an_epoch(train, settings))))
+    settings = replace(settings, epochs=epochs)
     random = np.random.default_rng(settings.seed)
     network = network.to(device)
     optimizer = _optimizer(network, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.fit import Fit, FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.presets import Exported, Preset
 from tlp_service.training.validity import has_failures, validity_figures, validity_set
-from tlp_service.versions.manifest import Network, Validity, sha256_of
+from tlp_service.versions.manifest import Manifest, Network, Validity, sha256_of
 
 log = logging.getLogger(__name__)
 
+#: How a platform's network is trained that begins from another, beside the model's own settings.
+ADAPTING: dict[str, Any] = {"unknown_platforms": 0.0, "fewest_steps": 400}
 #: candidates from which the score map is made, and by which the export is checked
 SAMPLED, CHECKED = 4096, 2048
 
@@ -49,6 +52,10 @@ class KindTraining:
         Of torch.
     checkpoint : Path or None
         Folder that keeps the progress.
+    serves : str or None
+        The one platform that the network is for.
+    learns_validity : bool
+        Whether it learns what fails, too; else what the source knows of that stays.
     """
 
     kind: PlatformKind
@@ -60,6 +67,13 @@ class KindTraining:
     source: tuple[Network, Path] | None = None
     device: str = "cpu"
     checkpoint: Path | None = None
+    serves: str | None = None
+    learns_validity: bool = True
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        return self.kind if self.serves is None else f"{self.kind}-own-{self.serves}"
 
     def run(self, folder: Path) -> list[Network]:
         """Train, and write the files that the version gets of it."""
@@ -71,19 +85,20 @@ class KindTraining:
             of_platforms(self.validation, self.train.platforms),
             self.settings,
             self.device,
-            self.kind,
-            self._progress(self.kind),
+            self.name,
+            self._progress(self.name),
         )
-        exported = self.preset.exported(self.kind, fitted.network.cpu(), self.train)
+        exported = self.preset.exported(self.name, fitted.network.cpu(), self.train)
         networks = [self._export(one, fitted, folder) for one in exported]
-        if self.preset.validity is not None and has_failures(self.train):
+        if self.learns_validity and self.preset.validity is not None and has_failures(self.train):
             assert len(networks) == 1, "no preset has both heads and validity"
-            validity = self._train_validity(self.preset.validity, folder / f"{self.kind}-validity.onnx")
+            validity = self._train_validity(self.preset.validity, folder / f"{self.name}-validity.onnx")
             networks = [msgspec.structs.replace(networks[0], validity=validity)]
         elif self.source is not None and (known := self.source[0].validity) is not None:
-            log.info("%s: no failed runs beside others, what it knows of failures stays", self.kind)
-            shutil.copyfile(self.source[1].parent / known.file, folder / known.file)
-            networks = [msgspec.structs.replace(networks[0], validity=known)]
+            log.info("%s: what it knows of failures stays", self.name)
+            kept = msgspec.structs.replace(known, file=f"{self.name}-validity.onnx")
+            shutil.copyfile(self.source[1].parent / known.file, folder / kept.file)
+            networks = [msgspec.structs.replace(networks[0], validity=kept)]
         return networks
 
     def _progress(self, name: str) -> Path | None:
@@ -149,6 +164,7 @@ class KindTraining:
             | {"epoch": fitted.epoch},
             metrics=metrics,
             architecture=network.architecture,
+            serves=self.serves,
         )
 
 
@@ -157,6 +173,26 @@ def keep(network: Network, source: Path, folder: Path) -> Network:
     for name in network.files:
         shutil.copyfile(source / name, folder / name)
     return network
+
+
+def with_kept(new: Sequence[Network], before: Manifest, source: Path, folder: Path) -> list[Network]:
+    """Return the networks of a version with new ones in the place of those of the same platform; the others are kept.
+
+    Parameters
+    ----------
+    before : Manifest
+        Of the version.
+    source, folder : Path
+        Its folder, and the one that gets the files of what is kept.
+    """
+
+    def place(network: Network) -> tuple[PlatformKind, str | None]:
+        return network.platform_kind, network.serves
+
+    by_place = {place(n): n for n in new}
+    before_of = {place(n) for n in before.networks}
+    networks = [by_place.get(place(n)) or keep(n, source, folder) for n in before.networks]
+    return networks + [n for n in new if place(n) not in before_of]
 
 
 def _log_ranking(title: str, figures: dict[str, Any]) -> None:

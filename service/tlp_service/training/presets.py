@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -64,8 +65,8 @@ class Preset(ABC):
     settings: FitSettings
 
     @abstractmethod
-    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
-        """Return what makes its training sets, with the platforms of the network that it begins from."""
+    def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
+        """Return what makes its training sets; the platforms that a version tells apart already keep their numbers."""
 
     @abstractmethod
     def network(
@@ -73,10 +74,10 @@ class Preset(ABC):
     ) -> AnyNetwork:
         """Return a network to train: a new one, or one with the weights of a version's."""
 
-    def exported(self, kind: PlatformKind, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
-        """Return what a trained network of a platform kind becomes in the version: itself."""
+    def exported(self, name: str, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
+        """Return what a trained network becomes in the version: itself, in a file of this name."""
         assert not isinstance(network, MultiHeadNetwork), "it has parts of its own"
-        return [Exported(kind, network, train.numbered or train.platforms)]
+        return [Exported(name, network, train.numbered or train.platforms)]
 
     @abstractmethod
     def shape(self, kind: PlatformKind) -> tuple[int, int]:
@@ -90,7 +91,7 @@ class Published(Preset):
     features = "published"
     settings = FitSettings()
 
-    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
+    def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
         """Return an encoder of the published rows of a platform kind."""
         return PublishedEncoder(PUBLISHED[kind])
 
@@ -115,7 +116,7 @@ class PublishedMTL(Published):
     name = "published-mtl"
     continues = False
 
-    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
+    def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
         """Return an encoder that tells the platforms apart."""
         return HeadEncoder(PUBLISHED[kind])
 
@@ -127,15 +128,15 @@ class PublishedMTL(Published):
         torch.manual_seed(settings.seed)
         return MultiHeadNetwork(train.table.shape[1], len(train.numbered))
 
-    def exported(self, kind: PlatformKind, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
+    def exported(self, name: str, network: AnyNetwork, train: TrainingSet) -> list[Exported]:
         """Return a network a platform that was trained on, the one with the most candidates first."""
         assert isinstance(network, MultiHeadNetwork), "made by this preset"
         candidates = Counter[str]()
         for task in train.tasks:
             candidates[task.platform] += len(task.costs)
         return [
-            Exported(f"{kind}-{name}", network.alone(train.numbered.index(name)), (name,))
-            for name, _ in candidates.most_common()
+            Exported(f"{name}-{platform}", network.alone(train.numbered.index(platform)), (platform,))
+            for platform, _ in candidates.most_common()
         ]
 
 
@@ -160,9 +161,9 @@ class Base(Preset):
     )
     architecture: dict[str, int] = {"width": 64, "blocks": 2, "members": 8, "task_hidden": 64}  # noqa: RUF012
 
-    def encoder(self, kind: PlatformKind, source: Network | None) -> Encoder:
-        """Return an encoder that continues the platforms of the source."""
-        return BaseEncoder(source.platforms if source is not None else ())
+    def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
+        """Return an encoder that continues the known platforms."""
+        return BaseEncoder(known)
 
     def network(
         self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None

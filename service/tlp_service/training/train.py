@@ -24,6 +24,7 @@ from tlp_service.training.dataset import (
     ImportReport,
     TrainingSet,
     build_sets,
+    of_platforms,
     read_records,
     share_of,
     shuffled_parts,
@@ -32,12 +33,15 @@ from tlp_service.training.dataset import (
     without_large_numbers,
 )
 from tlp_service.training.fit import FitSettings
-from tlp_service.training.networks import KindTraining, keep
+from tlp_service.training.networks import KindTraining, with_kept
 from tlp_service.training.parallel import processes, rank
 from tlp_service.training.presets import Preset
-from tlp_service.versions.manifest import Manifest, Network, read_manifest, write_version
+from tlp_service.versions.manifest import Manifest, read_manifest, write_version
 
 log = logging.getLogger(__name__)
+
+#: Of a set: to learn from, to choose the epoch by, for the figures.
+Parts = tuple[TrainingSet, TrainingSet, TrainingSet]
 
 #: shares of the workloads of logs that are held back for early stopping and for the figures of the model card
 HELD_BACK = (0.1, 0.1)
@@ -69,7 +73,8 @@ class TrainCommand:
     kinds : tuple of str
         Platform kinds to train a network for, where there are records.
     source : Path or None
-        Folder of a version whose networks the training begins from.
+        Folder of a version to begin from. Each platform that there are records of gets a network of its own, which begins as the
+        version's for it; all others stay as they are.
     share : dict
         Platform -> share of the candidates of its tasks that is trained on; 1 where nothing is said.
     split : {"workload", "source"}
@@ -113,41 +118,28 @@ def train(command: TrainCommand) -> Path:
     _check(command)
     report = ImportReport()
     begins = _begins_from(command)
-    sources = _sources(command, begins)
     store = _store(command)
     encoders = {
-        kind: command.preset.encoder(kind, sources[kind][0] if kind in sources else None)
+        kind: command.preset.encoder(kind, begins.numbered(kind) if begins is not None else ())
         for kind in command.kinds
     }
     sets = build_sets(_records(command, store, report), encoders, report)
     _log_report(report)
     if not sets:
         raise BadRecords("no task with two or more valid records; " + _counts(report))
-    _check_sets(command, sets, sources)
+    _check_sets(command, sets, begins)
     # Split all before any is trained: a kind with too few workloads must not cost what another has learned.
     parts = None if store is None else _stored_parts(command, store, sets)
     splits = {kind: _split(kind, whole, parts, command) for kind, whole in sets.items()}
     with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
         networks = [
             network
-            for kind, (train_set, validation, test) in splits.items()
-            for network in KindTraining(
-                kind,
-                command.preset,
-                command.fit,
-                train_set,
-                validation,
-                test,
-                sources.get(kind),
-                device,
-                command.checkpoint,
-            ).run(Path(scratch))
+            for kind, parts_of_kind in splits.items()
+            for training in _trainings(command, begins, device, kind, parts_of_kind)
+            for network in training.run(Path(scratch))
         ]
-        trained = {network.platform_kind for network in networks}
-        for kind, (network, file) in sources.items():
-            if kind not in trained:
-                log.info("%s: no records, its networks stay as they are", kind)
-                networks.append(keep(network, file.parent, Path(scratch)))
+        if begins is not None and command.source is not None:
+            networks = with_kept(networks, begins, command.source, Path(scratch))
         names = [name for network in networks for name in network.files]
         files = {name: Path(scratch, name) for name in names}
         settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
@@ -159,6 +151,33 @@ def train(command: TrainCommand) -> Path:
         manifest = Manifest.of_now(command.preset.name, networks, training)
         # All processes have the same networks.
         return write_version(command.out, manifest, files) if rank() == 0 else command.out / manifest.version
+
+
+def _trainings(
+    command: TrainCommand, begins: Manifest | None, device: str, kind: PlatformKind, parts: Parts
+) -> Iterator[KindTraining]:
+    """Yield the training of a kind, or of each of its platforms where there is a version to begin from."""
+    if begins is None or command.source is None:
+        yield KindTraining(
+            kind, command.preset, command.fit, *parts, device=device, checkpoint=command.checkpoint
+        )
+        return
+    for platform in parts[0].platforms:
+        source = begins.serving(kind, platform)
+        assert source is not None, "checked"
+        train_set, validation, test = (of_platforms(part, {platform}) for part in parts)
+        yield KindTraining(
+            kind,
+            command.preset,
+            command.fit,
+            train_set,
+            validation,
+            test,
+            (source, command.source / source.file),
+            device,
+            command.checkpoint,
+            serves=platform,
+        )
 
 
 def _check(command: TrainCommand) -> None:
@@ -186,15 +205,18 @@ def _check(command: TrainCommand) -> None:
 def _check_sets(
     command: TrainCommand,
     sets: dict[PlatformKind, TrainingSet],
-    sources: dict[PlatformKind, tuple[Network, Path]],
+    begins: Manifest | None,
 ) -> None:
     found = {platform for whole in sets.values() for platform in whole.platforms}
     if unknown := sorted(set(command.share) - found):
         raise BadSettings(f"--share: no records of {', '.join(unknown)}")
-    if command.source is not None and (lacking := sorted(set(sets) - set(sources))):
+    if begins is None:
+        return
+    having = {network.platform_kind for network in begins.networks if network.serves is None}
+    if lacking := sorted(set(sets) - having):
         raise BadSettings(
             f"--from {command.source}: it has no network for {lacking[0]}, of which there are records; "
-            f"leave them out with --kinds {' '.join(sorted(sources))}"
+            f"leave them out with --kinds {' '.join(sorted(having))}"
         )
 
 
@@ -210,14 +232,6 @@ def _begins_from(command: TrainCommand) -> Manifest | None:
             f"--from {command.source}: it is a '{manifest.model}', not a '{command.preset.name}'"
         )
     return manifest
-
-
-def _sources(command: TrainCommand, begins: Manifest | None) -> dict[PlatformKind, tuple[Network, Path]]:
-    """Return the networks to begin from, and their files."""
-    if command.source is None or begins is None:
-        return {}
-    wanted = (n for n in begins.networks if n.platform_kind in command.kinds)
-    return {n.platform_kind: (n, command.source / n.file) for n in wanted}
 
 
 def _store(command: TrainCommand) -> RecordStore | None:
@@ -252,7 +266,7 @@ def _stored_parts(
 
 def _split(
     kind: PlatformKind, whole: TrainingSet, parts: dict[str, Part] | None, command: TrainCommand
-) -> tuple[TrainingSet, TrainingSet, TrainingSet]:
+) -> Parts:
     """Split a set by the parts of its store, or without one by a shuffle of its workloads."""
     if parts is None:
         parts = shuffled_parts((task.workload for task in whole.tasks), HELD_BACK, command.fit.seed)

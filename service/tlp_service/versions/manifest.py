@@ -64,7 +64,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps, row_width : int
         Rows that it reads of a candidate (of `base` one, that of the task), and numbers a row.
     platforms : list of str
-        Platforms it was trained on; where it tells them apart, each by its number here.
+        Platforms it was trained on; where it tells them apart, each by its number here. Those of all networks of a kind begin alike.
+    serves : str or None
+        The one platform that it scores, of those that it tells apart; None for a network that scores all of `platforms`.
     score_map : ScoreMap
         From raw to served score.
     trained_on : dict
@@ -89,6 +91,13 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: dict[str, Any] = {}
     architecture: dict[str, int] = {}
     validity: Validity | None = None
+    serves: str | None = None
+
+    def scores(self, platform: str) -> bool:
+        """Return whether it is for a platform, or for all of a kind where that is named."""
+        if self.serves is not None:
+            return platform == self.serves
+        return platform == self.platform_kind or platform in self.platforms
 
     @property
     def files(self) -> list[str]:
@@ -110,7 +119,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created : str
         UTC time, ISO 8601.
     networks : list of Network
-        One a platform kind; or several, of which the first also scores the platforms of its kind that none is for.
+        One a platform kind; or several, of which the first also scores the platforms of its kind that none is for, and those that serve one
+        platform take its place there.
     training : dict
         Settings of the training, and the records it used and left out, by platform and by cause.
     """
@@ -130,11 +140,25 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def known(self, platform: str) -> str | None:
         """Return a platform if the version was trained on it; None, which leaves it to the target, if not."""
-        return platform if any(platform in network.platforms for network in self.networks) else None
+        return platform if self.networks_of(platform) else None
+
+    def networks_of(self, platform: str) -> list[Network]:
+        """Return the networks that score a platform, those that serve it alone first."""
+        return sorted(
+            (n for n in self.networks if n.scores(platform)), key=lambda network: network.serves is None
+        )
 
     def network(self, kind: PlatformKind) -> Network | None:
         """Return the network that scores any platform of a kind, if there is one."""
-        return next((n for n in self.networks if n.platform_kind == kind), None)
+        return next((n for n in self.networks if n.platform_kind == kind and n.serves is None), None)
+
+    def serving(self, kind: PlatformKind, platform: str) -> Network | None:
+        """Return the network of a kind that scores a platform, known or not, if there is one."""
+        return next((n for n in self.networks_of(platform) if n.platform_kind == kind), self.network(kind))
+
+    def numbered(self, kind: PlatformKind) -> list[str]:
+        """Return the platforms that the networks of a kind tell apart, in the order of their numbers."""
+        return max((n.platforms for n in self.networks if n.platform_kind == kind), key=len, default=[])
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -235,6 +259,7 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
         # The numbers of platforms are inputs of `base`.
         + ([n.platforms] if n.features == "base" or own_heads else [])
         + ([n.validity.sha256] if n.validity is not None else [])
+        + ([n.serves] if n.serves is not None else [])
         for n in sorted(networks, key=lambda n: n.platform_kind)
     ]
     return f"{model}-{hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]}"

@@ -10,7 +10,7 @@ from tlp_service.versions.manifest import Manifest, Network
 def contradiction(manifest: Manifest, platform: str | None, target: str) -> str | None:
     """Return how a platform and a target contradict each other, or None where they don't or nobody can tell."""
     kind = platform_kind(target)
-    kinds = {n.platform_kind for n in manifest.networks if platform in (n.platform_kind, *n.platforms)}
+    kinds = {n.platform_kind for n in manifest.networks if platform is not None and n.scores(platform)}
     if kind is None or not kinds or kind in kinds:
         return None
     return f"{platform!r} is a {kinds.pop()}, the target {target!r:.80} is a {kind}"
@@ -31,10 +31,10 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
     """
     kind = platform_kind(target)
     if platform is not None:
-        having = [n for n in manifest.networks if platform in (n.platform_kind, *n.platforms)]
+        having = manifest.networks_of(platform)
         named = next((n for n in having if n.platform_kind == kind), having[0] if having else None)
         if named is None:
-            names = [p for n in manifest.networks for p in (n.platform_kind, *n.platforms)]
+            names = [p for n in manifest.networks for p in (n.platform_kind, *n.platforms) if n.scores(p)]
             known = ", ".join(dict.fromkeys(names))
             raise UnknownName(
                 f"task.platform: version {manifest.version} does not know {platform!r}; it knows {known}",
@@ -44,14 +44,13 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
             raise InvalidBody(f"task.platform: {found}")
         return named
     for name in target_names(target):
-        by_name = next((n for n in manifest.networks if name in n.platforms), None)
-        if by_name is not None:
-            return by_name
+        if by_name := manifest.networks_of(name):
+            return by_name[0]
     if kind is None:
         raise InvalidBody(
             f"task: neither 'platform' nor the target {target!r:.80} tells whether this is a cpu or a gpu"
         )
-    by_kind = manifest.network(kind)
+    by_kind = next(iter(manifest.networks_of(kind)), None)
     if by_kind is None:
         raise UnknownName(
             f"task.target: version {manifest.version} has no network for {kind} targets",
