@@ -141,7 +141,9 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         if len(states) == 0:
             return []
         with self._lock:
-            round_ = self._rounds.setdefault(task.workload_key, Round(self._next_version))
+            round_ = self._rounds.get(task.workload_key)
+            if round_ is None or round_.is_measured:
+                round_ = self._rounds[task.workload_key] = Round(self._next_version)
         if not round_.fell_back:
             try:
                 scores = self._predict_remotely(task, states, round_)
@@ -199,7 +201,9 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         with self._lock:
             self._next_version = None
             for measured in inputs:
-                self._rounds.pop(measured.task.workload_key, None)
+                # It stays: TVM tells of a round in several parts, and all were chosen by its version.
+                if (round_ := self._rounds.get(measured.task.workload_key)) is not None:
+                    round_.is_measured = True
 
     def update_from_file(self, file_name: str, n_lines: int | None = None) -> None:
         """Send the records of a tuning log, as ``XGBModel.update_from_file`` trains on them."""

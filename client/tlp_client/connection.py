@@ -47,12 +47,15 @@ class Round:
         Whether the version is asked to score for the platform; False once it did not know it.
     fell_back : bool
         Whether a call of this round was scored by something else than the service.
+    is_measured : bool
+        Whether candidates of it were measured: the next call begins another round.
     """
 
     version: str | None = None
     is_answered: bool = False
     states_platform: bool = True
     fell_back: bool = False
+    is_measured: bool = False
 
 
 class Connection:

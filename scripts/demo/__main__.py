@@ -1,7 +1,8 @@
-"""The demo: the service on its embedded default, real Ansor tuning against it, the results kept.
+"""The demo: the service on its embedded default, two workers that tune with real Ansor against it, the results kept and learned from.
 
 Run by ``make demo``, which has made the two environments. Exits with 1 unless the service answered every predict and every
-measured record is in the record store.
+measured record is in the record store; with ``--expect-learning`` also unless both workers searched with a version that was
+learned while they did.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import chain
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -21,8 +23,13 @@ def start_server(args):
     """Start ``tlp serve`` on a free port and return it with its URL."""
     command = [args.server_python, "-m", "tlp_service", "serve", "--port", "0"]
     command += ["--data-dir", str(args.out / "stream")]
+    environment = {**os.environ, "TLP_TRAINER": "1", "TLP_TRAIN_RECORDS": str(args.train_records)}
     server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=(args.out / "server.log").open("w"), text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=(args.out / "server.log").open("w"),
+        text=True,
+        env=environment,
     )
     line = server.stdout.readline()
     if "listening on" not in line:
@@ -66,6 +73,41 @@ def print_report(report):
     )
 
 
+#: Numbers of the operators that each worker tunes, one after the other; the second's takes as long as the first's two.
+WORKERS = (("0", "2"), ("1",))
+
+
+def start_worker(args, url, number):
+    """Start a worker."""
+    command = [args.worker_python, str(HERE / "tune.py"), "--url", url, "--platform", args.platform]
+    command += ["--out", str(args.out), "--report", str(args.out / f"report-{number}.json")]
+    command += ["--operators", *WORKERS[number], "--trials", str(args.trials)]
+    command += ["--trials-per-round", str(args.trials_per_round)]
+    # TVM builds candidates in processes of its own, which have to import the operators, too.
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    with (args.out / f"worker-{number}.log").open("w") as log:  # TVM warns of each schedule it can't bound
+        return subprocess.Popen(command, stderr=log, env=environment)
+
+
+def print_learning(args, reports, quality):
+    """Print what was learned and who used it; return the versions that were learned and that both workers used."""
+    command = [args.server_python, "-m", "tlp_service", "models", "list"]
+    command += ["--registry", str(args.out / "stream" / "models")]
+    print("\nversions (tlp models list):")
+    print(subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip())
+    for line in chain(*reports):
+        print(f"rounds of {line['operator']} were scored by {', '.join(line['versions'])}")
+    told = quality["platforms"].get(args.platform, {})
+    for version, figures in told.items():
+        print(
+            f"prediction error of {version}, by the service (GET /v1/quality): {figures['pair_accuracy']:.2f} of {figures['measured']} "
+            f"measured ordered right, the best-scored candidate of a round takes {figures['top1_regret']:.0%} longer than its best"
+        )
+    used = [{version for line in report for version in line["versions"]} for report in reports]
+    first = reports[0][0]["versions"][0]
+    return (used[0] & used[1] & set(told)) - {first}
+
+
 def recorded_quality(url):
     """Wait until the recorder has taken over all measurements, and return what the service says of its error."""
     deadline = time.monotonic() + 60
@@ -98,7 +140,16 @@ def main():
     parser.add_argument("--server-python", required=True, help="Python of the service's environment")
     parser.add_argument("--worker-python", required=True, help="Python of the environment with TVM")
     parser.add_argument("--platform", default="cpu", help="platform under which the records are sent")
-    parser.add_argument("--trials", type=int, default=64, help="measurements an operator")
+    parser.add_argument("--trials", type=int, default=192, help="measurements an operator")
+    parser.add_argument("--trials-per-round", type=int, default=64)
+    parser.add_argument(
+        "--train-records", type=int, default=64, help="new records at which the trainer learns"
+    )
+    parser.add_argument(
+        "--expect-learning",
+        action="store_true",
+        help="fail unless both workers used a version that was learned",
+    )
     args = parser.parse_args()
     args.out = HERE.parents[1] / ".demo"
     shutil.rmtree(args.out, ignore_errors=True)
@@ -106,33 +157,30 @@ def main():
     server, url = start_server(args)
     try:
         print(f"the service runs at {url}; its log is {args.out / 'server.log'}", flush=True)
-        command = [args.worker_python, str(HERE / "tune.py"), "--url", url, "--platform", args.platform]
-        command += ["--out", str(args.out), "--trials", str(args.trials)]
-        # TVM builds candidates in processes of its own, which have to import the operators, too.
-        environment = {**os.environ, "PYTHONPATH": str(HERE)}
-        with (args.out / "worker.log").open("w") as log:  # TVM warns of each schedule it can't bound
-            worker = subprocess.run(command, stderr=log, env=environment, check=False)
-        if worker.returncode:
-            sys.exit(f"tuning failed with status {worker.returncode}; see {args.out / 'worker.log'}")
+        workers = [start_worker(args, url, number) for number in range(len(WORKERS))]
+        for number, worker in enumerate(workers):
+            if worker.wait():
+                log = args.out / f"worker-{number}.log"
+                sys.exit(f"tuning failed with status {worker.returncode}; see {log}")
         quality = recorded_quality(url)
     finally:
         server.terminate()
         server.wait(timeout=30)
-    report = json.loads((args.out / "report.json").read_text())
+    reports = [json.loads((args.out / f"report-{number}.json").read_text()) for number in range(len(WORKERS))]
+    report = list(chain(*reports))
     print_report(report)
+    learned = print_learning(args, reports, quality)
     kept = stored_records(args)
-    for version, figures in quality["platforms"].get(args.platform, {}).items():
-        print(
-            f"prediction error of {version}, by the service: {figures['pair_accuracy']:.2f} of the measured pairs ordered right, "
-            f"the best-scored candidate of a round takes {figures['top1_regret']:.0%} longer than its best"
-        )
     measured = sum(line["measured"] for line in report)
     fallbacks = sum(line["fallbacks"] for line in report)
     print(
-        f"version {report[-1]['version']}; {measured} records measured, {kept} in the record store, {fallbacks} fallbacks"
+        f"{measured} records measured, {kept} in the record store, {fallbacks} fallbacks; "
+        f"learned meanwhile and used by both workers: {', '.join(learned) or 'none'}"
     )
     if fallbacks or kept != measured or server.returncode != 0:
         sys.exit(f"the demo failed (the server's exit status is {server.returncode})")
+    if args.expect_learning and not learned:
+        sys.exit("no version was learned in time")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,22 @@ from tvm import auto_scheduler
 from tlp_client.ansor import SendMeasured, TLPRemoteModel
 
 
+class NoteVersion(auto_scheduler.measure.PythonBasedMeasureCallback):
+    """Notes which version scored each round, before the round is ended."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._model = model
+        self._predicts = 0
+        self.versions = []
+
+    def callback(self, policy, inputs, results):
+        # TVM calls it for each few measurements of a round.
+        if self._model.counts.predicts > self._predicts:
+            self._predicts = self._model.counts.predicts
+            self.versions.append(self._model.version)
+
+
 def untuned_seconds(task):
     """Run time of the operator with no schedule at all."""
     schedule, arguments = task.compute_dag.apply_steps_from_state(task.compute_dag.get_init_state())
@@ -49,12 +65,13 @@ def tune(name, args, log_file):
     sampled = random_sample(task, args.sample, builder, runner)
     auto_scheduler.save_records(str(log_file), *sampled)
     model.update(*sampled)
+    noted = NoteVersion(model)
     options = auto_scheduler.TuningOptions(
         num_measure_trials=args.trials,
         num_measures_per_round=args.trials_per_round,
         builder=builder,
         runner=runner,
-        measure_callbacks=[auto_scheduler.RecordToFile(str(log_file)), SendMeasured(model)],
+        measure_callbacks=[auto_scheduler.RecordToFile(str(log_file)), noted, SendMeasured(model)],
         verbose=0,
     )
     task.tune(options, search_policy=auto_scheduler.SketchPolicy(task, model, verbose=0))
@@ -80,7 +97,7 @@ def tune(name, args, log_file):
         "all_sent": flushed,
         "sample_pairs": pair_accuracy(scores[is_sample], costs[is_sample]),
         "pairs": pair_accuracy(scores[~failed], costs[~failed]),
-        "version": model.version,
+        "versions": noted.versions,
     }
 
 
@@ -88,18 +105,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--platform", required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the tuning logs and report.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tuning logs")
+    parser.add_argument("--report", type=Path, required=True, help="file that gets the report")
     parser.add_argument("--target", default="llvm -mcpu=core-avx2 -num-cores 2")
-    parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--trials-per-round", type=int, default=16)
+    parser.add_argument("--operators", type=int, nargs="+", default=[0], help="their numbers")
+    parser.add_argument("--trials", type=int, default=192)
+    parser.add_argument("--trials-per-round", type=int, default=64)
     parser.add_argument("--sample", type=int, default=24, help="random candidates measured before the search")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     report = []
-    for position, name in enumerate(OPERATORS):
+    for number in args.operators:
+        name = list(OPERATORS)[number]
         print(f"tuning {name} …", flush=True)
-        report.append(tune(name, args, args.out / f"operator-{position}.json"))
-    (args.out / "report.json").write_text(json.dumps(report, indent=2))
+        report.append(tune(name, args, args.out / f"operator-{number}.json"))
+    args.report.write_text(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":
