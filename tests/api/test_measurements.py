@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import tempfile
 import time
 
 import pytest
@@ -146,6 +147,21 @@ def test_the_embedded_stream_survives_kill_9_and_leaves_no_orphan(tmp_path, line
         assert again.post("/v1/measurements", measured_request)[1]["duplicates"] == 3
         assert not _is_running(children[0])
         assert again.stop() == 0
+
+
+def test_servers_that_were_killed_leave_nothing_that_piles_up(tmp_path, linear_version, monkeypatch):
+    """prometheus/client_python #275 and #568: each restart added files, and dead processes stayed in the scrape."""
+    data_dir, seen = tmp_path / "stream", []
+    with tempfile.TemporaryDirectory() as scratch:  # its path is short, as that of a socket has to be
+        monkeypatch.setenv("TMPDIR", scratch)
+        for _ in range(4):
+            with start(data_dir, model=linear_version) as server:
+                lines = server.get("/metrics")[1].decode().splitlines()
+                series = {line.rsplit(" ", 1)[0] for line in lines if not line.startswith("tlp_request")}
+                files = sorted(path.relative_to(data_dir) for path in data_dir.rglob("*"))
+                seen.append((series, files, len(os.listdir(scratch))))
+                server.kill()
+    assert seen == [seen[0]] * 4
 
 
 def test_two_servers_never_share_a_data_folder(tmp_path, linear_version, monkeypatch):

@@ -1,12 +1,21 @@
 """The server beside its recorder: measurements go into the record store, and /v1/quality tells of prediction error."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
+import redis
 from models import write_linear_version
 from serving import start
 
+from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.measurements.recorder import GROUP
+from tlp_service.measurements.stream import QUALITY, STREAM
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 
@@ -61,8 +70,6 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
 
 
 def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
-    from tlp_service.measurements.embedded import embedded_redis
-
     request = {"format": 1, "worker": "w", "platform": "epyc", "records": measured(range(1, 4), 1)}
     with embedded_redis(tmp_path / "outside") as url:
         with start(tmp_path / "a", model=version, redis_url=url, recorder="") as server:
@@ -76,11 +83,6 @@ def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
 
 @pytest.mark.parametrize("told", [b"{", b"[]", b"\xff", b'{"platforms": {"x": {"v": {"serving": 1}}}}'])
 def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
-    import redis
-
-    from tlp_service.measurements.embedded import embedded_redis
-    from tlp_service.measurements.stream import QUALITY
-
     with (
         embedded_redis(tmp_path / "outside") as url,
         start(tmp_path / "a", model=version, redis_url=url) as server,
@@ -92,11 +94,6 @@ def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
 
 
 def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
-    import redis
-
-    from tlp_service.measurements.embedded import embedded_redis
-    from tlp_service.measurements.stream import QUALITY
-
     told = {
         "time": 1.0,
         "serving": "v",
@@ -114,3 +111,85 @@ def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
             client.config_set("maxclients", 1)
             client.client_kill_filter(skipme=True, _type="normal")
             assert server.metric(series) is None
+
+
+@pytest.mark.parametrize("lost", ["flushed", "another server"])
+def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, version, lost):
+    """ag2ai/faststream #2611 and nexi-lab/nexus #4338: the group was gone, and nothing made it again."""
+    store = tmp_path / "a" / "records"
+    request = {"format": 1, "worker": "w", "platform": "epyc"}
+    with (
+        embedded_redis(tmp_path / "outside") as url,
+        start(tmp_path / "a", model=version, redis_url=url, recorder=1) as server,
+    ):
+        assert server.post("/v1/measurements", {**request, "records": measured(range(1, 4), 1)})[0] == 200
+        wait_for(lambda: list(store.glob("platform=*/*.parquet")))
+        before = len(server.log.splitlines())
+        with redis.Redis.from_url(url) as client:
+            if lost == "flushed":
+                client.flushall()
+                client.script_flush()
+            else:
+                os.kill(client.info("server")["process_id"], signal.SIGKILL)
+                shutil.rmtree(tmp_path / "outside" / "appendonlydir")
+        lost_s = time.monotonic()
+        more = {**request, "records": measured(range(4, 7), 1)}
+        wait_for(lambda: server.post("/v1/measurements", more)[0] == 200)
+        wait_for(lambda: len(list(stored_records(RecordStore(store)))) == 6)
+        assert time.monotonic() - lost_s < 5
+        time.sleep(2)  # for more of its errors
+        errors = [line for line in server.log.splitlines()[before:] if "WARNING" in line or "ERROR" in line]
+        assert 0 < len(errors) < 10, errors
+
+
+def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, version):
+    """prometheus/client_python #275 and #568: each restart added files, so scrapes grew slow and told of dead processes.
+
+    Each of 200 recorders hears of a platform of its own, tells of it, and is killed.
+    """
+    line = json.dumps(measured([1], 1)[0]["record"])
+    told = {"TLP_RECORDS": str(tmp_path / "records"), "TLP_MODEL": str(version)}
+    seen = []
+    with (
+        embedded_redis(tmp_path / "outside") as url,
+        start(tmp_path / "a", model=version, redis_url=url) as server,
+        redis.Redis.from_url(url, decode_responses=True) as client,
+    ):
+        server.get("/metrics")  # which counts itself from then on
+        for first, last in ((0, 1), (1, 200)):
+            command = [sys.executable, "-c", _RECORDERS, str(first), str(last), line]
+            subprocess.run(command, env={**os.environ, **told, "TLP_REDIS_URL": url}, timeout=100, check=True)
+            started = time.monotonic()
+            lines = server.get("/metrics")[1].decode().splitlines()
+            assert time.monotonic() - started < 0.5
+            series = f'tlp_prediction_measured{{platform="p{last - 1}",version="{version.name}"}} 1.0'
+            assert [line for line in lines if line.startswith("tlp_prediction_measured{")] == [series]
+            consumers = len(client.xinfo_consumers(STREAM, GROUP))
+            seen.append(
+                (len(lines), sorted(client.scan_iter()), consumers, list((tmp_path / "a").rglob("*")))
+            )
+    assert seen[1] == seen[0]
+    assert len(RecordStore(tmp_path / "records").platforms) == 200
+
+
+_RECORDERS = """
+import os, signal, sys, time
+import redis
+from tlp_service.learning.recording import record
+from tlp_service.measurements.stream import QUALITY, STREAM, Entry
+from tlp_service.settings import read_settings
+client = redis.Redis.from_url(os.environ["TLP_REDIS_URL"])
+for number in range(int(sys.argv[1]), int(sys.argv[2])):
+    client.xadd(STREAM, Entry(str(number), sys.argv[3], "w", f"p{number}", "")._asdict())
+    child = os.fork()
+    if child == 0:
+        try:
+            record(read_settings())
+        finally:
+            os._exit(1)
+    while f'"p{number}"'.encode() not in (client.get(QUALITY) or b""):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""

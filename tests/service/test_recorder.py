@@ -19,7 +19,7 @@ from tlp_client.records import RecordParser
 from tlp_service.measurements import recorder as recorder_module
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
-from tlp_service.measurements.stream import STREAM, Entry, MeasurementStream
+from tlp_service.measurements.stream import SEEN, STREAM, Entry, MeasurementStream
 from tlp_service.records import store as store_module
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
@@ -204,6 +204,71 @@ def test_what_a_dead_consumer_held_is_taken_over_and_not_cut_off_before(
     assert len(recorder.step().records) == 4
     assert client.xlen(STREAM) == 0
     assert stored(store) == once(measured_lines[:20])
+
+
+@pytest.mark.parametrize("name", ["one", "two"], ids=["the same consumer", "another"])
+def test_what_was_cut_off_before_it_was_finished_is_told_and_the_rest_goes_on(
+    url, client, store, measured_lines, monkeypatch, caplog, name
+):
+    """redis/redis #10756 and #6199: a group goes on listing entries that were trimmed, and reads them as nil."""
+    monkeypatch.setattr(recorder_module, "_CLAIM_S", 0.0)
+    ids = send(client, entries_of(measured_lines[:10]))
+    client.xgroup_create(STREAM, GROUP, id="0")
+    client.xreadgroup(GROUP, "one", {STREAM: ">"}, count=10)
+    client.xtrim(STREAM, maxlen=1, approximate=False)
+    again = Recorder(url, store, name)
+    moved = again.step()
+    send(client, entries_of(measured_lines[10:11]))
+    later = again.step()
+    again.close()
+    reason = "its fields are gone, not id, record, worker, platform, version"
+    assert moved.dead == dict.fromkeys(ids[:9], reason)
+    assert [fields["entry"] for _, fields in client.xrange(DEAD)] == ids[:9]
+    assert all(
+        f"entry {id_} of the measurement stream is no record: {reason}" in caplog.text for id_ in ids[:9]
+    )
+    assert [entry.id for entry, _ in [*moved.records, *later.records]] == ["9", "0"]
+    assert stored(store) == once(measured_lines[9:11])
+    assert client.xpending(STREAM, GROUP)["pending"] == 0
+    assert client.xlen(STREAM) == 0
+
+
+def test_what_is_stored_leaves_the_server_whose_memory_stays_flat(url, client, recorder):
+    """redis/redis #6941 and #7059: XACK deletes nothing, so what was done with stayed, and memory grew without end."""
+    waiting, left, used = [], [], []
+
+    def small(number):
+        task = ['["w"]', "llvm", [8, 64, 64, 0, 0, 0, 0, 0], "", 2, []]
+        return json.dumps({"i": [task, [[], [["CI", 1]]]], "r": [[0.1], 0, 0.1, number], "v": "v0.6"})
+
+    async def send_and_store():
+        stream = MeasurementStream(url)
+        for first in range(0, 40_000, 1000):
+            numbers = range(first, first + 1000)
+            await stream.append([Entry(f"flat-{n}", small(n), "w", "epyc", "base-1") for n in numbers])
+            waiting.append(client.xlen(STREAM))
+            assert len(recorder.step().records) == 1000
+            left.append((client.xlen(STREAM), client.memory_usage(STREAM, samples=0)))
+            # The ids are remembered for a week; let it be over.
+            assert 0 < client.ttl(f"{SEEN}flat-{first}") <= 7 * 86_400
+            client.delete(*(f"{SEEN}flat-{n}" for n in numbers))
+            used.append(client.info("memory")["used_memory"])
+        await stream.close()
+
+    asyncio.run(send_and_store())
+    assert waiting == [1000] * 40
+    assert {length for length, _ in left} == {0}
+    assert len({size for _, size in left}) == 1
+    # 30,000 entries that stay are 5 MB, and 3 MB if only the group still lists them as pending.
+    assert max(used[10:]) - used[9] < 1 << 20, used
+
+
+def test_dead_entries_are_bounded(client, recorder, monkeypatch):
+    monkeypatch.setattr(recorder_module, "_MOST_DEAD", 200)
+    for _ in range(5):
+        send(client, entries_of(["{"] * 200))
+        assert len(recorder.step().dead) == 200
+    assert 200 <= client.xlen(DEAD) < 400
 
 
 def test_other_groups_keep_what_they_have_not_read(client, store, recorder, measured_lines):

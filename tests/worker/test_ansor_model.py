@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import PLATFORM, ROOT, model_over, sample
+from conftest import CPU_TARGET, PLATFORM, ROOT, model_over, sample
+from operators import OPERATORS
 from serving import start
 from tvm import auto_scheduler
 
@@ -81,10 +83,12 @@ def test_what_was_not_asked_for_is_told_to_the_service_once(server, task, states
 
 
 def test_no_states_no_request(task):
+    """apache/tvm #12330: a round with no candidate left never ended."""
     transport = Corrupting("http://127.0.0.1:1", 0)
     model = model_over(transport)
     assert model.predict(task, []) == []
     model.update([], [])
+    SendMeasured(model).callback(None, [], [])
     assert (transport.requests, model.counts.fallbacks, model.outbox.waiting) == (0, 0, 0)
 
 
@@ -118,14 +122,23 @@ def tune(task, model, log, trials=16, a_round=8, send=True):
     task.tune(options, search_policy=auto_scheduler.SketchPolicy(task, model, params=params, verbose=0))
 
 
-def test_a_search_is_scored_by_the_service_and_all_it_measured_is_kept(tmp_path, small_task):
+def test_a_search_is_scored_by_the_service_and_all_it_measured_is_kept(tmp_path, small_task, monkeypatch):
     with start(tmp_path / "stream") as server:
         model = TLPRemoteModel(server.url, platform="epyc-9004-2c")
+        versions, put = [], model.outbox.put
+        monkeypatch.setattr(
+            model.outbox,
+            "put",
+            lambda letters, version: (versions.append(version), put(letters, version)),
+        )
         tune(small_task, model, tmp_path / "log.json")
         assert model.outbox.flush(20)
         lines = (tmp_path / "log.json").read_text().splitlines()
         assert model.counts.fallbacks == 0
         assert model.counts.predicts >= 2
+        # TVM tells of a round's measurements in parts of a few.
+        assert len(versions) > 4
+        assert set(versions) == {model.version}
         assert sum(RecordParser().parse(line).is_valid for line in lines) > 8
         # each round went to the stream once, though both the callback and `update` sent all but the last
         assert server.metric("tlp_measurement_stream_length") == len(lines) == 16
@@ -157,6 +170,35 @@ def test_the_task_scheduler_takes_the_policies(tmp_path, server, small_task, mon
     assert (model.counts.fallbacks, model.outbox.acknowledged) == (0, 8)
     restored = make_search_policies(tasks, model, verbose=0, load_log_file=str(tmp_path / "log.json"))
     assert len(restored) == 1
+
+
+def test_a_task_that_has_no_candidates_left_does_not_hold_up_the_others(
+    tmp_path, server, small_task, monkeypatch
+):
+    """apache/tvm #12330, with a task of four candidates under the real scheduler."""
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log.json"
+    function, _ = OPERATORS["matmul 256x256x256 + relu"]
+    four = auto_scheduler.SearchTask(func=function, args=(1, 1, 1), target=CPU_TARGET)
+    model = TLPRemoteModel(server.url)
+    tasks = [four, small_task]
+    params = {"sample_init_min_population": 20, "evolutionary_search_population": 64}
+    policies = make_search_policies(tasks, model, {**params, "evolutionary_search_num_iters": 1}, verbose=0)
+    options = auto_scheduler.TuningOptions(
+        num_measure_trials=12,
+        num_measures_per_round=4,
+        runner=auto_scheduler.LocalRunner(number=1, repeat=1, min_repeat_ms=1),
+        measure_callbacks=[auto_scheduler.RecordToFile(str(log)), SendMeasured(model)],
+        verbose=0,
+    )
+    scheduler = auto_scheduler.TaskScheduler(tasks, strategy="round-robin")
+    scheduler.tune(options, search_policy=policies)
+    assert scheduler.dead_tasks == {0}
+    records = [RecordParser().parse(line) for line in log.read_text().splitlines()]
+    measured = Counter(record.task.workload_key for record in records)
+    assert measured == {four.workload_key: 4, small_task.workload_key: 8}
+    assert model.outbox.flush(20)
+    assert (model.counts.fallbacks, model.outbox.acknowledged) == (0, 12)
 
 
 def test_a_cuda_search_runs_without_a_gpu(server, cuda_task):
@@ -293,6 +335,7 @@ class Corrupting:
 
 @pytest.mark.parametrize("bad", [0, 100, 511])
 def test_one_malformed_state_of_512_gets_the_lowest_score_and_the_others_theirs(server, task, states, bad):
+    """apache/tvm PR #10937 and #17934: one candidate that could not be applied stopped the whole search."""
     model = model_over(Corrupting(server.url, bad))
     scores = model.predict(task, states)
     expected = TLPRemoteModel(server.url).predict(task, states)
@@ -334,8 +377,6 @@ def test_tvm_loads_what_we_write(tmp_path):
 
 
 def test_sampled_states_of_every_operator_parse_and_score(server):
-    from operators import OPERATORS
-
     for function, arguments in OPERATORS.values():
         task = auto_scheduler.SearchTask(func=function, args=arguments, target="llvm")
         model = TLPRemoteModel(server.url)

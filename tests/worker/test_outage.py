@@ -7,9 +7,11 @@ import os
 import socket
 import threading
 import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import model_over
+from conftest import PLATFORM, model_over
 from serving import SERVICE_PYTHON, Server, start
 from test_ansor_model import assert_scores, pairs
 from tvm import auto_scheduler
@@ -58,6 +60,7 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
 def test_whatever_the_service_answers_there_are_scores_and_one_warning(task, states, caplog, outcome):
+    """apache/tvm #14510: a status that the client had no case for ended the tuning run."""
     model = model_over(Always(outcome))
     for _ in range(3):
         assert_scores(model.predict(task, states[:8]), 8)
@@ -81,6 +84,67 @@ def serve_once(behave):
     return f"http://127.0.0.1:{listener.getsockname()[1]}", listener, stop
 
 
+@contextmanager
+def unruly(server):
+    """Stand before the real server. Yield the URL, and a list whose last element says how requests to predict are met."""
+    moods = [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # which keeps connections
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            mood = moods[-1] if self.path == "/v1/predict" else 200
+            status, answer = mood, b'{"error": "refused", "code": ""}'
+            if mood in (200, "a half-sent body"):
+                kind = {"Content-Type": self.headers["Content-Type"]}
+                status, _, answer = server.request("POST", self.path, body, kind)
+            self.close_connection = not isinstance(mood, int)
+            if mood == "a closed socket":
+                return
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer[: len(answer) // 2] if mood == "a half-sent body" else answer)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as front:
+        threading.Thread(target=front.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{front.server_port}", moods
+        front.shutdown()
+
+
+def test_a_search_outlives_every_kind_of_answer_and_warns_once_of_each(server, task, caplog):
+    """apache/tvm #14510, under Ansor's own search and over a socket: the round after a fault is scored by the service again."""
+    faults = [400, 413, 422, 429, 500, 503, "a closed socket", "a half-sent body"]
+    params = {
+        **auto_scheduler.SketchPolicy.DEFAULT_PARAMS,
+        "sample_init_min_population": 20,
+        "evolutionary_search_population": 64,
+        "evolutionary_search_num_iters": 1,
+    }
+    with unruly(server) as (url, moods):
+        model = TLPRemoteModel(url, platform=PLATFORM)
+        policy = auto_scheduler.SketchPolicy(task, model, params=params, verbose=0)
+        population = policy.sample_initial_population()
+        for mood in (mood for fault in faults for mood in (200, fault, fault)):
+            moods.append(mood)
+            answered, fell_back = model.counts.predicts, model.counts.fallbacks
+            best = policy.evolutionary_search(population, 4)
+            assert len(best) == 4
+            happened = (model.counts.predicts > answered, model.counts.fallbacks > fell_back)
+            assert happened == (mood == 200, mood != 200), mood
+            model.update(*pairs(task, best[:1]))
+        assert model.outbox.flush(20)
+        assert model.outbox.rejected == 0
+    warnings = [
+        r.message for r in caplog.records if r.name.startswith("tlp_client") and r.levelno >= logging.WARNING
+    ]
+    assert ["falling back" in message for message in warnings] == [True] * len(faults)
+
+
 def test_a_half_sent_answer_is_a_fallback(task, states):
     def half(connection, stop):
         connection.recv(1 << 20)
@@ -94,6 +158,7 @@ def test_a_half_sent_answer_is_a_fallback(task, states):
 
 
 def test_a_server_that_sleeps_costs_the_deadline_and_no_more(task, states):
+    """apache/tvm #6922: the timeout that the user stated was not passed down, so the default ruled."""
     url, listener, stop = serve_once(lambda connection, stop: stop.wait(5))
     with listener:
         model = TLPRemoteModel(url, deadline_s=0.2)
@@ -101,6 +166,7 @@ def test_a_server_that_sleeps_costs_the_deadline_and_no_more(task, states):
         scores = model.predict(task, states[:8])
         assert time.monotonic() - started < 0.5
         assert_scores(scores, 8)
+        assert model.counts.fallbacks == 1
         stop.set()
 
 

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 15.0
-_LOG = "valkey.log"
+_LOG, _SOCKET = "valkey.log", "valkey.sock"
+#: Begin of the name of the socket's folder, and bytes that its path has at most.
+_SOCKET_FOLDER, _LONGEST_PATH = "tlp-", 4096
 
 
 @contextlib.contextmanager
@@ -46,9 +48,8 @@ def embedded_redis(data_dir: Path, binary: Path | None = None) -> Iterator[str]:
     """
     binary = binary or _server_binary()
     data_dir = data_dir.absolute()
-    # The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
-    with _locked(data_dir) as lock, tempfile.TemporaryDirectory(prefix="tlp-") as socket_dir:
-        server = _Server(binary, data_dir, f"{socket_dir}/valkey.sock", lock)
+    with _locked(data_dir) as lock, _socket_folder(lock) as folder:
+        server = _Server(binary, data_dir, f"{folder}/{_SOCKET}", lock)
         server.start()
         try:
             yield server.url
@@ -82,6 +83,24 @@ def _locked(data_dir: Path) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _socket_folder(lock: int) -> Iterator[str]:
+    """Make a folder for the socket, and remove that of a server that was killed; the data folder's lock says which it is.
+
+    The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
+    """
+    left = os.fsdecode(os.pread(lock, _LONGEST_PATH, 0))
+    if Path(left).name.startswith(_SOCKET_FOLDER):
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or its name is none
+            Path(left, _SOCKET).unlink(missing_ok=True)
+            os.rmdir(left)  # nothing else is in it, or it is another one's
+    with tempfile.TemporaryDirectory(prefix=_SOCKET_FOLDER) as folder:
+        with contextlib.suppress(OSError):  # of a disk that is full
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, os.fsencode(folder), 0)
+        yield folder
 
 
 def _try_lock(lock: int) -> bool:

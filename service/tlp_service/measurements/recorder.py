@@ -141,10 +141,12 @@ class Recorder:
             if pending := self._read("0"):
                 return pending
             self._takes_pending = False
-        _, claimed, *_ = self._client.xautoclaim(
+        _, claimed, *cut = self._client.xautoclaim(
             STREAM, GROUP, self._name, min_idle_time=int(_CLAIM_S * 1000), count=_BATCH
         )
-        return [m for m in claimed if m[1]] or self._read(">", block=int(_WAIT_S * 1000))
+        # Redis before 7 names no ids of what was cut off the stream before it was finished.
+        left = [m for m in claimed if m[1]] + [(id_, {}) for ids in cut for id_ in ids]
+        return left or self._read(">", block=int(_WAIT_S * 1000))
 
     def _read(self, after: str, block: int | None = None) -> list[_Message]:
         answer = self._client.xreadgroup(GROUP, self._name, {STREAM: after}, count=_BATCH, block=block)
