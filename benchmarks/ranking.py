@@ -2,7 +2,8 @@
 
 ``platforms``  every platform: train on a store's train part, stop by its validation part, rank its test part; mean over seeds.
 ``folds``      five folds by task over the records measured for this project, beside models on Ansor's own features; the last epoch counts.
-``few``        a new platform from few of its records: alone from a share, alone from all, with the share and the other platforms (MTL).
+``few``        a new platform from few of its records: alone from a share, alone from all, and from the share by a network that was trained
+               on the other platforms, as `tlp train --from` does.
 
 TLP's network is the published one, trained with the published rank loss, rate and batch, on lists inside tasks and for as many epochs as
 two cores allow (`PUBLISHED_FIT`). Prints tables; ``--out`` gets all figures as JSON.
@@ -36,7 +37,8 @@ from tlp_service.training.dataset import (
     without_large_numbers,
 )
 from tlp_service.training.fit import RANKED_CANDIDATES, fit, predict_task
-from tlp_service.training.presets import PRESETS, Base
+from tlp_service.training.networks import ADAPTING, mix
+from tlp_service.training.presets import PRESETS, Base, adopt
 
 #: Tasks of a platform from which on its figures are compared.
 COMPARED_TASKS = 10
@@ -314,22 +316,44 @@ def few(store, seeds, targets):
                 share = share_of(own, SHARE, {target}, seed)
                 ways["alone, share"] += rank(train_network("base", share, judged, seed), tested)
                 ways["alone, all"] += rank(train_network("base", own, judged, seed), tested)
-                both = dataclasses.replace(train, tasks=tasks_where(train, is_other).tasks + share.tasks)
-                ways["with the others"] += rank(train_network("base", both, judged, seed), tested)
+                ways["from the others"] += rank(adapted(tasks_where(train, is_other), share, seed), tested)
             show_few(found)
     return found
 
 
+def adapted(others, own, seed):
+    """Return the score function of a network that was trained on other platforms and then, as one of its own, on a platform's records."""
+    (platform,) = own.platforms
+    preset, nothing = PRESETS["base"], tasks_where(own, lambda task: False)
+    settings = dataclasses.replace(preset.settings, seed=seed)
+    network = fit(preset.network(others, settings, None), others, nothing, settings).network
+    adopt(network, own, platform, own.numbered)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    fit(network, own, nothing, dataclasses.replace(settings, **ADAPTING))
+    mix(network, before, len(own.tasks))
+    return lambda task: predict_task(network, own.table, task)
+
+
 def show_few(found):
-    """Print the figures of each target, and the share of the gap that the other platforms close."""
-    closed = []
+    """Print the figures of each target, their means, and the share of the gap between them that the other platforms close."""
+    means = defaultdict(list)
     for target, ways in found.items():
-        top1 = {way: summarise(figures)["top1_mean"] for way, figures in ways.items()}
-        low, high, shared = (top1[way].value for way in ("alone, share", "alone, all", "with the others"))
-        closed.append((shared - low) / (high - low) if high > low else float("nan"))
-        cells = "  ".join(f"{way} {f.value:.3f} ({f.low:.3f}-{f.high:.3f})" for way, f in top1.items())
-        print(f"{target:<16} top-1: {cells}  of the gap closed: {closed[-1]:.2f}", flush=True)
-    print(f"mean of the gap closed: {np.nanmean(closed):.2f}", flush=True)
+        cells = []
+        for way, figures in ways.items():
+            summary = summarise(figures)
+            top1, pairs = summary["top1_mean"], summary["pair_accuracy"]
+            means[way].append((top1.value, pairs.value))
+            cells.append(f"{way} {top1.value:.3f} ({top1.low:.2f}-{top1.high:.2f}) / {pairs.value:.3f}")
+        print(f"{target:<16} top-1 / pairs: {'  '.join(cells)}", flush=True)
+    low, high, shared = (
+        np.mean(means[way], axis=0) for way in ("alone, share", "alone, all", "from the others")
+    )
+    closed = (shared - low) / (high - low)
+    cells = "  ".join(
+        f"{way} {np.mean(m, axis=0)[0]:.3f} / {np.mean(m, axis=0)[1]:.3f}" for way, m in means.items()
+    )
+    print(f"{'mean':<16} top-1 / pairs: {cells}")
+    print(f"of the gap closed: top-1 {closed[0]:.2f}, pairs {closed[1]:.2f}", flush=True)
 
 
 def as_json(found):

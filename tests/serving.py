@@ -21,8 +21,9 @@ class Server:
         self, python: str, data_dir: Path, port: int = 0, *, wait: bool = True, **settings: str
     ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TLP_")}
-        # Tests look into the stream, which a recorder would empty.
+        # Tests look into the stream, which a recorder would empty, and at versions, which a trainer would change.
         settings.setdefault("recorder", 0)
+        settings.setdefault("trainer", 0)
         environment |= {f"TLP_{name.upper()}": str(value) for name, value in settings.items()}
         self._log = data_dir.with_suffix(".log").open("a+")
         self.process = subprocess.Popen(

@@ -23,7 +23,7 @@ def start_server(args):
     """Start ``tlp serve`` on a free port and return it with its URL."""
     command = [args.server_python, "-m", "tlp_service", "serve", "--port", "0"]
     command += ["--data-dir", str(args.out / "stream")]
-    environment = {**os.environ, "TLP_TRAINER": "1", "TLP_TRAIN_RECORDS": str(args.train_records)}
+    environment = {**os.environ, "TLP_TRAIN_RECORDS": str(args.train_records)}
     server = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

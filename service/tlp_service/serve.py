@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import signal
@@ -75,7 +76,7 @@ def serve(settings: Settings) -> int:
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
         if settings.recorder if settings.recorder is not None else settings.redis_url is None:
             stack.callback(_start_beside("recorder", settings, redis_url).stop)
-        if settings.trainer:
+        if _wants_trainer(settings):
             stack.callback(_start_beside("trainer", settings, redis_url).stop)
         app = create_app(settings, engine, redis_url)
         config = uvicorn.Config(
@@ -88,6 +89,16 @@ def serve(settings: Settings) -> int:
         )
         _run(_Server(config, engine), listener)
     return 0
+
+
+def _wants_trainer(settings: Settings) -> bool:
+    """Return whether this server is to start a trainer."""
+    if settings.trainer is not None or settings.redis_url is not None or settings.model is not None:
+        return bool(settings.trainer)
+    if importlib.util.find_spec("torch") is None:
+        log.info("nothing is learned from measurements: install tlp-service[train] for that")
+        return False
+    return True
 
 
 def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:

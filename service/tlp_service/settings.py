@@ -89,14 +89,18 @@ class Settings(BaseSettings):
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."
     )
 
-    trainer: bool = Field(False, description="Whether the server starts what learns from the record store.")
+    trainer: bool | None = Field(
+        None,
+        description="Whether the server starts what learns from the record store; by default where the stream is its own, "
+        "the registry decides what serves, and torch is installed.",
+    )
     trainer_threads: int = Field(1, ge=1, le=1024, description="Threads that the trainer computes with.")
     train_records: int = Field(
-        2000, ge=1, description="New records at which the trainer makes another version."
+        512, ge=1, description="New records of a platform at which the trainer makes another version."
     )
     train_s: float = Field(3600.0, gt=0, description="Seconds after which it makes one of fewer new records.")
 
-    @field_validator("model", "registry", "admin_key", "records", "recorder", mode="before")
+    @field_validator("model", "registry", "admin_key", "records", "recorder", "trainer", mode="before")
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value  # an empty key would open the routes to everybody

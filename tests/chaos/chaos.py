@@ -1,4 +1,4 @@
-"""Workers stream records while the server, its recorder and its Redis are killed at random; afterwards every record must be in the store once.
+"""Workers stream records while the server, its recorder, its trainer and its Redis are killed at random; afterwards every record must be in the store once.
 
 .venv/bin/python tests/chaos/chaos.py --seconds 300 --records 20000
 """
@@ -23,12 +23,15 @@ from serving import Server
 from tlp_client.records import RecordParser
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
+from tlp_service.versions.registry import Registry
 
 MEASURED = Path(__file__).resolve().parent.parent / "data" / "measured.json"
 #: Shares of the records that are sent twice, and that are no records.
 DUPLICATES, CORRUPT = 0.1, 0.01
 #: Seconds after the last kill until all must be done.
 SETTLE_S = 120
+#: New records at which the trainer makes a step.
+TRAIN_RECORDS = 500
 
 
 def make_records(lines, count, chance):
@@ -64,7 +67,8 @@ def children_of(pid):
             except (OSError, IndexError):
                 continue
             if parent == pid:
-                found["recorder" if "recorder" in command else "redis"] = int(folder.name)
+                beside = (name for name in ("recorder", "trainer") if name in command)
+                found[next(beside, "redis")] = int(folder.name)
     return found
 
 
@@ -76,7 +80,8 @@ def run(seconds, count, workers, seed, folder):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     data = folder / "data"
-    server = Server(sys.executable, data, port, recorder=1)
+    settings = {"recorder": 1, "trainer": 1, "train_records": TRAIN_RECORDS}
+    server = Server(sys.executable, data, port, **settings)
     processes = []
     for n, letters in enumerate(deal(good, corrupt, workers, chance)):
         path = folder / f"records{n}.jsonl"
@@ -105,7 +110,7 @@ def run(seconds, count, workers, seed, folder):
         if name == "server":
             server.kill()
             server.__exit__()
-            server = Server(sys.executable, data, port, recorder=1)
+            server = Server(sys.executable, data, port, **settings)
         else:
             os.kill(victims[name], signal.SIGKILL)
     told, faults = [], []
@@ -119,6 +124,7 @@ def run(seconds, count, workers, seed, folder):
         time.sleep(0.2)
     left = server.metric("tlp_measurement_stream_length")
     server.__exit__()
+    journal = Registry(data / "models").journal()
     total = sum(map(Counter, told), Counter())
     stored = Counter(record.timestamp for _, record in stored_records(RecordStore(data / "records")))
     parser = RecordParser()
@@ -138,6 +144,9 @@ def run(seconds, count, workers, seed, folder):
         "lost": sum((expected - stored).values()),
         "unexpected": sum((stored - expected).values()),
         "left_in_stream": left,
+        "versions_that_served": len({step.version for step in journal.history}),
+        "versions_rejected": sum(mark.state == "rejected" for mark in journal.marks.values()),
+        "versions_failed": sum(mark.state == "failed" for mark in journal.marks.values()),
         "worker_faults": faults,
     }
 

@@ -3,11 +3,13 @@
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
 
 from tlp_client.records import RecordParser
+from tlp_service.learning import learn as learn_module
 from tlp_service.learning import trainer as trainer_module
 from tlp_service.learning.learn import Outcome
 from tlp_service.learning.lease import leased
@@ -16,6 +18,8 @@ from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
+from tlp_service.serve import _wants_trainer
+from tlp_service.settings import read_settings
 from tlp_service.versions.registry import Registry
 
 
@@ -47,7 +51,7 @@ def steps(monkeypatch):
         made.append({platform: store.counts()[platform] for platform in platforms})
         return Outcome(None, False, "made up")
 
-    monkeypatch.setattr(trainer_module, "learn", learn)
+    monkeypatch.setattr(learn_module, "learn", learn)
     return made
 
 
@@ -134,7 +138,7 @@ def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeyp
         assert go_on.wait(10)
         return Outcome(None, False, "made up")
 
-    monkeypatch.setattr(trainer_module, "learn", learn)
+    monkeypatch.setattr(learn_module, "learn", learn)
     add(store, measured_lines[0], 10)
     first, second = (trainer_of(url, store, tmp_path) for _ in range(2))
     thread = threading.Thread(target=first.look)
@@ -167,6 +171,24 @@ def test_a_lease_is_renewed_as_long_as_it_is_held(client):
         time.sleep(1.5)
         with leased(client, LEASE) as other:
             assert other is None
+
+
+@pytest.mark.parametrize(
+    ("given", "has_torch", "wanted"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"trainer": False}, True, False),
+        ({"trainer": True, "redis_url": "redis://far"}, True, True),
+        ({"redis_url": "redis://far"}, True, False),
+        ({"model": Path("base-1")}, True, False),
+    ],
+)
+def test_a_server_with_a_stream_and_a_registry_of_its_own_learns_unless_told_not_to(
+    monkeypatch, given, has_torch, wanted
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if has_torch else None)
+    assert _wants_trainer(read_settings(**given)) == wanted
 
 
 def test_what_cannot_be_reached_is_tried_again(url, store, tmp_path, monkeypatch, caplog):

@@ -41,8 +41,10 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: One in so many candidates of each task is held back for the gate, beside the tasks of the test part.
-_HELD_BACK = 5
+#: Candidates of a platform that are held back for the gate, of each task the same share, beside the tasks of the test part.
+_HELD_BACK = 400
+#: Least and largest share of its candidates.
+_LEAST_HELD, _MOST_HELD = 0.2, 0.5
 #: Records of a platform, the newest, that are learned from: it bounds time and memory.
 NEWEST = 50_000
 _SETTINGS = dataclasses.replace(PRESETS["base"].settings, **ADAPTING)
@@ -271,19 +273,23 @@ def _scored(
 
 
 def _divided(whole: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Return what is learned from and what is held back: all of the test part's tasks, and one in five candidates of the others."""
+    """Return what is learned from and what is held back: all of the test part's tasks, and some candidates of each of the others.
+
+    Of few candidates half are held back: what is learned from the others is little, and only many can show that it is better.
+    """
+    share = min(_MOST_HELD, max(_LEAST_HELD, _HELD_BACK / max(1, whole.candidates)))
     learned: list[TrainingTask] = []
     held: list[TrainingTask] = []
     for task in whole.tasks:
         is_held = np.ones(len(task.costs), dtype=bool)
         if part_of(task.workload, seed) != "test":
-            is_held = np.array([_digest(values) % _HELD_BACK == 0 for values in task.values])
+            is_held = np.array([_digest(values) < share for values in task.values])
         for found, rows, failed in ((learned, ~is_held, task.failed), (held, is_held, task.failed[:0])):
             if rows.sum() > 1:
                 found.append(dataclasses.replace(task.some(np.flatnonzero(rows)), failed=failed))
     return dataclasses.replace(whole, tasks=tuple(learned)), dataclasses.replace(whole, tasks=tuple(held))
 
 
-def _digest(values: npt.NDArray[np.float16]) -> int:
-    # Of what the network reads: candidates that are alike to it are on one side.
-    return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "big")
+def _digest(values: npt.NDArray[np.float16]) -> float:
+    """Return a number in [0, 1) that is drawn by what the network reads: candidates that are alike to it are on one side."""
+    return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "big") / 2**64

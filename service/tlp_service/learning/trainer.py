@@ -12,12 +12,10 @@ from types import FrameType
 from typing import Any
 
 import redis
-import torch
 from redis.exceptions import RedisError
 
 from tlp_service.errors import ServiceFault
 from tlp_service.learning.beginning import begin
-from tlp_service.learning.learn import learn
 from tlp_service.learning.lease import leased
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.records.store import RecordStore
@@ -49,10 +47,12 @@ class Trainer:
         New records at which a platform learns; a quarter is enough where the serving version's error drifts.
     seconds : float
         Seconds after the last step at which all platforms with new records learn.
+    threads : int
+        Threads that it computes with.
     """
 
     def __init__(
-        self, url: str, store: RecordStore, registry: Registry, records: int, seconds: float
+        self, url: str, store: RecordStore, registry: Registry, records: int, seconds: float, threads: int = 1
     ) -> None:
         self._url = url
         self._client: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=10)
@@ -60,6 +60,7 @@ class Trainer:
         self._registry = registry
         self._records = records
         self._seconds = seconds
+        self._threads = threads
         self._began_s = time.monotonic()
 
     def look(self) -> bool:
@@ -76,8 +77,14 @@ class Trainer:
         with leased(self._client, LEASE) as lease:
             if lease is None or not (due := self._due(counts)):  # another one was faster
                 return False
+            # Here, since it brings torch: until the first step this process is small.
+            import torch
+
+            from tlp_service.learning import learn
+
+            torch.set_num_threads(self._threads)
             started = time.monotonic()
-            outcome = learn(self._store, self._registry, due, may_publish=lease.is_held)
+            outcome = learn.learn(self._store, self._registry, due, may_publish=lease.is_held)
             log.info(
                 "%s (%s; %.0f s): %s",
                 outcome.version or "no version",
@@ -141,9 +148,10 @@ def run_trainer(settings: Settings, once: bool) -> int:
         See `begin`.
     """
     url, store = begin(settings, _NICENESS)
-    torch.set_num_threads(settings.trainer_threads)
     registry = Registry(settings.registry_url)
-    trainer = Trainer(url, store, registry, settings.train_records, settings.train_s)
+    trainer = Trainer(
+        url, store, registry, settings.train_records, settings.train_s, settings.trainer_threads
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.evaluation.ranking import Ranking, random_ranking
@@ -19,7 +21,7 @@ from tlp_service.models.base import BaseNetwork
 from tlp_service.models.export import Sample, export_onnx
 from tlp_service.scoring.score_map import fit_score_map
 from tlp_service.training.dataset import TrainingSet, of_platforms
-from tlp_service.training.fit import Fit, FitSettings, fit, predict, rank_set, ranked_tasks
+from tlp_service.training.fit import AnyNetwork, Fit, FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.presets import Exported, Preset
 from tlp_service.training.validity import has_failures, validity_figures, validity_set
 from tlp_service.versions.manifest import Manifest, Network, Validity, sha256_of
@@ -27,7 +29,9 @@ from tlp_service.versions.manifest import Manifest, Network, Validity, sha256_of
 log = logging.getLogger(__name__)
 
 #: How a platform's network is trained that begins from another, beside the model's own settings.
-ADAPTING: dict[str, Any] = {"unknown_platforms": 0.0, "fewest_steps": 400}
+ADAPTING: dict[str, Any] = {"learning_rate": 6e-4, "unknown_platforms": 0.0, "fewest_steps": 400}
+#: Tasks that what a network knew before counts for, see `mix`.
+_KNOWN_TASKS = 3
 #: candidates from which the score map is made, and by which the export is checked
 SAMPLED, CHECKED = 4096, 2048
 
@@ -78,6 +82,7 @@ class KindTraining:
     def run(self, folder: Path) -> list[Network]:
         """Train, and write the files that the version gets of it."""
         network = self.preset.network(self.train, self.settings, self.source)
+        before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         fitted = fit(
             network,
             self.train,
@@ -88,6 +93,8 @@ class KindTraining:
             self.name,
             self._progress(self.name),
         )
+        if self.serves is not None:
+            mix(fitted.network.cpu(), before, len(self.train.tasks))
         exported = self.preset.exported(self.name, fitted.network.cpu(), self.train)
         networks = [self._export(one, fitted, folder) for one in exported]
         if self.learns_validity and self.preset.validity is not None and has_failures(self.train):
@@ -166,6 +173,20 @@ class KindTraining:
             architecture=network.architecture,
             serves=self.serves,
         )
+
+
+def mix(network: AnyNetwork, before: Mapping[str, Tensor], tasks: int) -> None:
+    """Mix the weights of a network with those that it began with, the more of these the fewer tasks it has learned from.
+
+    Fine-tuned on two tasks alone a network forgets what holds for all others; between the weights before and after lie networks that
+    keep nearly all of both (Wortsman et al. 2022, arXiv 2109.01903). The share of the new ones is n / (n + 3) for n tasks.
+    """
+    share = tasks / (tasks + _KNOWN_TASKS)
+    mixed = {
+        name: torch.lerp(before[name].to(after), after, share) if after.is_floating_point() else after
+        for name, after in network.state_dict().items()
+    }
+    network.load_state_dict(mixed)
 
 
 def keep(network: Network, source: Path, folder: Path) -> Network:

@@ -190,7 +190,7 @@ class Base(Preset):
             raise BadVersion(f"{source[1]}: not a network of this form: {error}") from None
         known = source[0].platforms
         for platform in train.numbered[len(known) :]:
-            _adopt(network, train, platform, known)
+            adopt(network, train, platform, known)
         return network
 
     def shape(self, kind: PlatformKind) -> tuple[int, int]:
@@ -223,7 +223,7 @@ def preset_named(name: str) -> Preset:
     return PRESETS[name]
 
 
-def _adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: list[str]) -> None:
+def adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: Sequence[str]) -> None:
     """Give a platform the weights of the known one whose scores rank its records best."""
     number = train.numbered.index(platform)
     own = of_platforms(train, {platform})
