@@ -16,6 +16,7 @@ from tlp_service.learning.lease import leased
 from tlp_service.learning.trainer import LEASE, TRAINED, Trainer
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.stream import QUALITY
+from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
 from tlp_service.serve import _wants_trainer
@@ -211,3 +212,17 @@ def test_what_cannot_be_reached_is_tried_again(url, store, tmp_path, monkeypatch
         "nothing is learned now: away",
     ]
     trainer.close()
+
+
+def test_of_many_records_old_ones_stay_in_the_mix(store, measured_lines):
+    rows = [RecordParser().parse(line) for line in measured_lines[:40]]
+    tables = Rows("many", Texts())
+    for n, record in enumerate(rows):
+        tables.add(record, f"{n:02}".encode(), "worker:w", 0)
+    store.append([tables.table()])
+    found = [record.primitives for _, record in stored_records(store, ["many"], most=20)]
+    places = [[r.primitives for r in rows].index(primitives) for primitives in found]
+    assert places[10:] == list(range(30, 40))
+    assert (len(places), places[:10]) == (20, sorted(set(places[:10])))
+    assert max(places[:10]) < 30
+    assert len(list(stored_records(store, ["many"], most=40))) == 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from tlp_client.primitives import Primitive, read_primitive
@@ -30,13 +31,20 @@ _BATCH_ROWS = 10_000
 
 
 def stored_records(
-    store: RecordStore, platforms: Sequence[str] | None = None, newest: int | None = None
+    store: RecordStore, platforms: Sequence[str] | None = None, most: int | None = None
 ) -> Iterator[tuple[str, Record]]:
-    """Yield ``(platform, record)`` for all records of a store, or of some platforms, or so many that came last of each; failed runs, too."""
+    """Yield ``(platform, record)`` for all records of a store, or of some platforms, failed runs, too.
+
+    Of a platform with more than `most` records these are a mix: half came last, half are drawn from all before.
+    """
     reader = _PrimitiveReader()
     for platform in platforms if platforms is not None else store.platforms:
         rows = store.read(platform, _COLUMNS)
-        for batch in rows.slice(max(0, len(rows) - newest) if newest else 0).to_batches(_BATCH_ROWS):
+        if most is not None and len(rows) > most:
+            older, drawn = len(rows) - most // 2, most - most // 2
+            places = np.sort(np.random.default_rng(0).permutation(older)[:drawn])
+            rows = rows.take(np.concatenate([places, np.arange(older, len(rows))]))
+        for batch in rows.to_batches(_BATCH_ROWS):
             for record in _records(batch, reader):
                 yield platform, record
 
