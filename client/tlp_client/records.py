@@ -101,10 +101,14 @@ class Record:
 
     def to_line(self) -> str:
         """Return the record as TVM writes it and its ``RecordReader`` loads it, without a newline."""
-        document = self.to_json()
+        task, (_, steps) = self.to_json()["i"]
+        return self.line_of(json.dumps(task, ensure_ascii=False), json.dumps(steps, ensure_ascii=False))
+
+    def line_of(self, task: str, steps: str) -> str:
+        """Return the line, for which task and steps are JSON already."""
         costs = ", ".join(map(_number, self.costs))
         result = f"[[{costs}], {self.error_no}, {_number(self.all_cost)}, {_number(self.timestamp)}]"
-        return f'{{"i": {json.dumps(document["i"], ensure_ascii=False)}, "r": {result}, "v": {json.dumps(self.version)}}}'
+        return f'{{"i": [{task}, [[], {steps}]], "r": {result}, "v": {json.dumps(self.version)}}}'
 
 
 def split_primitives(lines: Iterable[str]) -> tuple[list[str], list[list[int]]]:

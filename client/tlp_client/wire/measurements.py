@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tlp_client.errors import BadAnswer, InvalidInput, InvalidRequest, shown
 from tlp_client.records import Record, read_record
@@ -105,8 +106,15 @@ def decode_measurement_answer(body: bytes) -> MeasurementAnswer:
     return MeasurementAnswer(accepted, duplicates, read_errors(answer.get("rejected"), "record"))
 
 
-def read_measurements(document: object) -> MeasurementRequest:
+def read_measurements(document: object, read: Callable[[Any], Record] = read_record) -> MeasurementRequest:
     """Check a measurement request that a JSON parser has read.
+
+    Parameters
+    ----------
+    document : object
+        What the parser made of it.
+    read : callable
+        Returns the record of what stands in its place, or raises `InvalidInput`; for records that are still text.
 
     Raises
     ------
@@ -127,7 +135,7 @@ def read_measurements(document: object) -> MeasurementRequest:
     first_use: dict[str, int] = {}
     for position, entry in enumerate(records):
         try:
-            measurement = _read_measurement(entry, position)
+            measurement = _read_measurement(entry, position, read)
             used = first_use.setdefault(measurement.id, position)
             if used != position:
                 raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
@@ -146,12 +154,12 @@ def read_measurements(document: object) -> MeasurementRequest:
     )
 
 
-def _read_measurement(entry: object, position: int) -> Measurement:
+def _read_measurement(entry: object, position: int, read: Callable[[Any], Record]) -> Measurement:
     fields = read_object(entry, "the entry", ("id", "record"))
     id_ = read_name(fields.get("id"), "id")
     if id_ is None:
         raise InvalidRequest("an id is needed, made by the client")
-    record = read_record(fields.get("record"))
+    record = read(fields.get("record"))
     check_measured(record)
     return Measurement(id_, record, position)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -25,6 +28,7 @@ from tlp_service.api.body import (
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import measurements, read_log
 from tlp_service.errors import InvalidBody
+from tlp_service.measurements.lines import RecordLines
 from tlp_service.measurements.stream import Entry
 from tlp_service.versions.platforms import contradiction
 
@@ -32,6 +36,23 @@ router = APIRouter()
 
 #: query parameters of a tuning log
 QUERY = ("worker", "platform", "version")
+
+#: Bytes of a body whose records are read one by one; a client sends less.
+_MOST_PIECEWISE = 1 << 20
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One record of a request that is still text."""
+
+    id: Any
+    record: msgspec.Raw
+
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRIES = msgspec.json.Decoder(list[_Entry])
+
+#: Shared by all requests.
+_lines = RecordLines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +116,7 @@ def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | No
                 raise InvalidBody(f"records[{measurement.position}]: {message}")
             prepared.errors.append((measurement.position, f"id {measurement.id!r}: {message}"))
             continue
-        line = measurement.record.to_line()
+        line = _lines.line(measurement.record)
         entry = Entry(measurement.id, line, request.worker, platform, request.version or "")
         prepared.entries.append(entry)
         prepared.are_valid.append(measurement.record.is_valid)
@@ -103,9 +124,26 @@ def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | No
 
 
 def _read_request(body: bytes, limit: int) -> MeasurementRequest:
+    if len(body) <= _MOST_PIECEWISE:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            document = _decode_envelope(body)
+            check_count(document, "records", limit)
+            return read_measurements(document, _lines.parse)
+    # What is wrong with it shows when it is read as a whole.
     document = decode_json(body)
     check_count(document, "records", limit)
     return read_measurements(document)
+
+
+def _decode_envelope(body: bytes) -> dict[str, Any]:
+    """Return a request whose records are still text."""
+    document: dict[str, Any] = {}
+    for name, raw in _FIELDS.decode(body).items():
+        if name == "records":
+            document[name] = [{"id": e.id, "record": str(e.record, "utf-8")} for e in _ENTRIES.decode(raw)]
+        else:
+            document[name] = msgspec.json.decode(raw)
+    return document
 
 
 def _read_log(body: bytes, query: dict[str, str | None], limit: int) -> MeasurementRequest:
@@ -125,6 +163,7 @@ def _count(service: Service, prepared: Prepared, added: list[int]) -> None:
     metrics.measurements.labels("accepted").inc(len(added))
     metrics.measurements.labels("duplicate").inc(len(prepared.entries) - len(added))
     metrics.measurements.labels("rejected").inc(len(prepared.errors))
-    for position in added:
-        platform = metrics.platform_label(prepared.entries[position].platform)
-        metrics.runs.labels(platform, "valid" if prepared.are_valid[position] else "failed").inc()
+    runs = Counter((prepared.entries[position].platform, prepared.are_valid[position]) for position in added)
+    for (platform, is_valid), count in runs.items():
+        result = "valid" if is_valid else "failed"
+        metrics.runs.labels(metrics.platform_label(platform), result).inc(count)

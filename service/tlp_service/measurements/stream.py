@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -18,25 +19,27 @@ SEEN = "{tlp}:measurement:"
 QUALITY = "{tlp}:quality"
 
 # One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
-# ARGV: seconds an id is remembered, then the fields of each entry. Returns the positions of the entries that were new.
+# ARGV: seconds an id is remembered, then the entries as MessagePack: one argument, where thousands would take longer to send than to
+# write. Returns the positions of the entries whose id was there already; they are few.
 _APPEND = """
-local added = {}
-for i = 2, #ARGV, 5 do
-  local seen = KEYS[2] .. ARGV[i]
+local known = {}
+for i, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local seen = KEYS[2] .. entry[1]
   if redis.call('SET', seen, 1, 'EX', ARGV[1], 'NX') then
-    local entry = redis.pcall('XADD', KEYS[1], '*', 'id', ARGV[i], 'record', ARGV[i + 1], 'worker', ARGV[i + 2],
-                              'platform', ARGV[i + 3], 'version', ARGV[i + 4])
-    if type(entry) == 'table' and entry.err then
+    local added = redis.pcall('XADD', KEYS[1], '*', 'id', entry[1], 'record', entry[2], 'worker', entry[3],
+                              'platform', entry[4], 'version', entry[5])
+    if type(added) == 'table' and added.err then
       redis.call('DEL', seen)
-      return entry
+      return added
     end
-    added[#added + 1] = (i - 2) / 5
+  else
+    known[#known + 1] = i - 1
   end
 end
-return added
+return known
 """
 
-#: Lua's unpack and Redis' argument limits stay far above this.
+#: Entries of one call. Nothing else is done by the server meanwhile.
 _RECORDS_A_CALL = 1000
 
 
@@ -103,9 +106,10 @@ class MeasurementStream:
         added: list[int] = []
         try:
             for start in range(0, len(entries), _RECORDS_A_CALL):
-                values = [value for entry in entries[start : start + _RECORDS_A_CALL] for value in entry]
-                new = await self._append(keys=[STREAM, SEEN], args=[self._id_seconds, *values])
-                added += [start + int(position) for position in new]
+                part = entries[start : start + _RECORDS_A_CALL]
+                packed = msgspec.msgpack.encode(part)
+                known = set(await self._append(keys=[STREAM, SEEN], args=[self._id_seconds, packed]))
+                added += [start + position for position in range(len(part)) if position not in known]
         except (RedisError, OSError) as error:
             raise NotReady(f"the measurement stream cannot be written: {error}", retry_after=2) from None
         return added
