@@ -36,7 +36,7 @@ from tlp_service.versions.registry import Registry
 
 SHARES = (0.01, 0.05, 0.2, 1.0)
 #: Shares of the records that have come in at each step, and of those that came in since the last one the share that is poisoned.
-POISON = ((0.05, 0.0), (0.1, 0.2), (0.2, 0.2), (0.3, 1.0), (0.4, 1.0))
+POISON = ((0.3, 0.0), (0.4, 0.2), (0.5, 0.2), (0.6, 1.0), (0.7, 1.0))
 RESAMPLES = 1000
 
 
