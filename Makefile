@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SERVICE := .venv
 WORKER := .venv-ansor
-TRIALS ?= 192
+TRIALS ?= 128
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types bench reproduce clean
