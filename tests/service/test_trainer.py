@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tlp_client.records import RecordParser
+from tlp_service.cli import main
 from tlp_service.learning import learn as learn_module
 from tlp_service.learning import trainer as trainer_module
 from tlp_service.learning.learn import Outcome
@@ -105,14 +106,16 @@ def test_where_the_serving_versions_error_drifts_fewer_are_enough(
     add(store, measured_lines[0], 25, "k80")
     told = {
         "epyc": {
-            "base-1": {"serving": True, "drifting": True},
-            "base-0": {"serving": False, "drifting": False},
+            "base-1": {"measured": 25, "serving": True, "drifting": True},
+            "base-0": {"measured": 25, "serving": False, "drifting": False},
         },
         "k80": {
-            "base-1": {"serving": True, "drifting": None},
-            "base-0": {"serving": False, "drifting": True},
+            "base-1": {"measured": 25, "serving": True, "drifting": None},
+            "base-0": {"measured": 25, "serving": False, "drifting": True},
         },
     }
+    client.set(QUALITY, b"\xff")  # no document: nothing is known to drift
+    assert not trainer.look()
     client.set(QUALITY, json.dumps({"platforms": told}))
     assert trainer.look()
     assert steps == [{"epyc": 25}]
@@ -226,3 +229,9 @@ def test_of_many_records_old_ones_stay_in_the_mix(store, measured_lines):
     assert (len(places), places[:10]) == (20, sorted(set(places[:10])))
     assert max(places[:10]) < 30
     assert len(list(stored_records(store, ["many"], most=40))) == 40
+
+
+def test_without_torch_a_trainer_says_so_at_its_start(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["trainer"]) == 2
+    assert "No module named 'torch'; install 'tlp-service[service,cpu,train]'" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import logging
 import signal
 import threading
@@ -18,6 +18,7 @@ from tlp_service.errors import ServiceFault
 from tlp_service.learning.beginning import begin
 from tlp_service.learning.lease import leased
 from tlp_service.measurements.stream import QUALITY
+from tlp_service.quality_metrics import decode_quality
 from tlp_service.records.store import RecordStore
 from tlp_service.settings import Settings
 from tlp_service.versions.hints import tell
@@ -55,7 +56,9 @@ class Trainer:
         self, url: str, store: RecordStore, registry: Registry, records: int, seconds: float, threads: int = 1
     ) -> None:
         self._url = url
-        self._client: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=10)
+        self._client: Any = redis.Redis.from_url(
+            url, decode_responses=True, encoding_errors="replace", socket_timeout=10
+        )
         self._store = store
         self._registry = registry
         self._records = records
@@ -124,11 +127,11 @@ class Trainer:
     def _drifting(self) -> set[str]:
         """Return the platforms on which the serving version orders what comes in worse than it did at the gate."""
         told = self._client.get(QUALITY)
-        platforms = json.loads(told)["platforms"] if told else {}
+        platforms = decode_quality(None if told is None else told.encode())["platforms"]
         return {
             platform
             for platform, versions in platforms.items()
-            if any(figures["serving"] and figures["drifting"] for figures in versions.values())
+            if any(figures["serving"] and figures.get("drifting") for figures in versions.values())
         }
 
 
@@ -146,7 +149,11 @@ def run_trainer(settings: Settings, once: bool) -> int:
     ------
     BadSettings, BadRecords
         See `begin`.
+    ModuleNotFoundError
+        If torch is not installed: that it is imported later must not hide it.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'")
     url, store = begin(settings, _NICENESS)
     registry = Registry(settings.registry_url)
     trainer = Trainer(
