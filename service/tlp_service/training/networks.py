@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.evaluation.ranking import Ranking, random_ranking
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: How a platform's network is trained that begins from another, beside the model's own settings.
 ADAPTING: dict[str, Any] = {"learning_rate": 6e-4, "unknown_platforms": 0.0, "fewest_steps": 400}
-#: Tasks that what a network knew before counts for, see `mix`.
+#: Tasks that what a network knew before counts for, see `adapt`.
 _KNOWN_TASKS = 3
 #: candidates from which the score map is made, and by which the export is checked
 SAMPLED, CHECKED = 4096, 2048
@@ -82,8 +81,8 @@ class KindTraining:
     def run(self, folder: Path) -> list[Network]:
         """Train, and write the files that the version gets of it."""
         network = self.preset.network(self.train, self.settings, self.source)
-        before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        fitted = fit(
+        train = fit if self.serves is None else adapt
+        fitted = train(
             network,
             self.train,
             # A head that is not trained would only blur which epoch is best.
@@ -93,8 +92,6 @@ class KindTraining:
             self.name,
             self._progress(self.name),
         )
-        if self.serves is not None:
-            mix(fitted.network.cpu(), before, len(self.train.tasks))
         exported = self.preset.exported(self.name, fitted.network.cpu(), self.train)
         networks = [self._export(one, fitted, folder) for one in exported]
         if self.learns_validity and self.preset.validity is not None and has_failures(self.train):
@@ -175,18 +172,29 @@ class KindTraining:
         )
 
 
-def mix(network: AnyNetwork, before: Mapping[str, Tensor], tasks: int) -> None:
-    """Mix the weights of a network with those that it began with, the more of these the fewer tasks it has learned from.
+def adapt(
+    network: AnyNetwork,
+    train: TrainingSet,
+    validation: TrainingSet,
+    settings: FitSettings,
+    device: str = "cpu",
+    label: str = "",
+    checkpoint: Path | None = None,
+) -> Fit:
+    """Fine-tune a network as `fit` does, and mix its weights with those that it began with, the more of these the fewer tasks it has learned from.
 
     Fine-tuned on two tasks alone a network forgets what holds for all others; between the weights before and after lie networks that
     keep nearly all of both (Wortsman et al. 2022, arXiv 2109.01903). The share of the new ones is n / (n + 3) for n tasks.
     """
-    share = tasks / (tasks + _KNOWN_TASKS)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    fitted = fit(network, train, validation, settings, device, label, checkpoint)
+    share = len(train.tasks) / (len(train.tasks) + _KNOWN_TASKS)
     mixed = {
         name: torch.lerp(before[name].to(after), after, share) if after.is_floating_point() else after
-        for name, after in network.state_dict().items()
+        for name, after in fitted.network.state_dict().items()
     }
-    network.load_state_dict(mixed)
+    fitted.network.load_state_dict(mixed)
+    return fitted
 
 
 def keep(network: Network, source: Path, folder: Path) -> Network:
