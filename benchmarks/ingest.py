@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import redis
-from load import Bodies, Caller, milliseconds, quantile
+from load import Bodies, Caller, at_once, milliseconds, quantile
 from serving import start
 
 from tlp_client.wire.measurements import encode_measurements
@@ -106,11 +106,7 @@ def _send(port, templates, batch, rate, seconds, workers, first, answers):
                 others.append((answer.status, document))
         connection.close()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, workers)
     took = time.perf_counter() - started
     for other in others[:3]:
         print(other)
@@ -149,7 +145,7 @@ class Trainer:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tlp_service", "trainer"], env={**os.environ, **told}, stderr=self._log
         )
-        # Until it has loaded torch, which it does before it lowers its priority.
+        # Until it has lowered its priority; torch it loads in its first step.
         while os.getpriority(os.PRIO_PROCESS, self.process.pid) == os.getpriority(os.PRIO_PROCESS, 0):
             time.sleep(0.1)
         self.process.send_signal(signal.SIGSTOP)
@@ -319,7 +315,8 @@ def main():
         measure(args, bench, note)
         _, most = bench.phase("ingest", args.seconds, 0, is_asking=False)
         note("most", most)
-        note("kept", {"acknowledged": bench.accepted, "stored": RecordStore(data_dir / "records").count()})
+        stored = sum(RecordStore(data_dir / "records").counts().values())
+        note("kept", {"acknowledged": bench.accepted, "stored": stored})
     if args.out:
         args.out.write_text(json.dumps(report, indent=2) + "\n")
 

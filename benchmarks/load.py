@@ -61,6 +61,15 @@ class Bodies:
         return encode_predict(Task("benchmark", "llvm"), *split_primitives(lines))
 
 
+def at_once(work, count):
+    """Call `work` with each number in a thread of its own, and wait until all have returned."""
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def quantile(seconds, q):
     ordered = sorted(seconds)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
@@ -91,11 +100,7 @@ def run_workers(server, workers, body, seconds, candidates):
         caller.close()
 
     started = time.perf_counter()
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, workers)
     took = time.perf_counter() - started
     answered = [sum(status == 200 for status, _ in of_worker) for of_worker in calls]
     latencies = [s for of_worker in calls for _, s in of_worker]
@@ -165,13 +170,7 @@ def overload(server, bodies, rate, seconds, deadline_s=2.0, candidates=512, fact
         caller.close()
 
     # As many as are under way at a time if each accepted one takes until its deadline.
-    threads = [
-        threading.Thread(target=work, args=(n,)) for n in range(int(4 * deadline_s / interval / factor) + 32)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, int(4 * deadline_s / interval / factor) + 32)
     took = time.perf_counter() - started
     time.sleep(1)
     after = statistics.median(probe.ask(body)[1] for _ in range(20))
@@ -208,11 +207,7 @@ def many_requests(server, bodies, count):
                 held[number] = memory(server)["rss_mb"]
         caller.close()
 
-    threads = [threading.Thread(target=work, args=(f"worker-{n}",)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda n: work(f"worker-{n}"), 8)
     return {"requests": count, "rss_mb": [held[n] for n in sorted(held)], "at_the_end": memory(server)}
 
 

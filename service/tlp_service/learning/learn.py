@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 _HELD_BACK = 400
 #: Least and largest share of its candidates.
 _LEAST_HELD, _MOST_HELD = 0.2, 0.5
-#: Records of a platform that are learned from, old and new: it bounds time and memory.
-MOST = 50_000
+#: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
+_MOST = 50_000
 _SETTINGS = dataclasses.replace(PRESETS["base"].settings, **ADAPTING)
 
 
@@ -74,7 +74,6 @@ def learn(
     registry: Registry,
     platforms: Sequence[str] | None = None,
     settings: FitSettings = _SETTINGS,
-    most: int = MOST,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> Outcome:
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
@@ -92,8 +91,6 @@ def learn(
         Those that learn; None for all of the store's.
     settings : FitSettings
         How to train.
-    most : int
-        Records of each platform that are learned from, see `stored_records`.
     may_publish : callable
         Asked before anything is published: what took too long may be another's turn by now.
     """
@@ -109,7 +106,7 @@ def learn(
         step = _Step(folder, before, settings)
         report = ImportReport()
         try:
-            sets = step.read(store, store.platforms if platforms is None else platforms, most, report)
+            sets = step.read(store, store.platforms if platforms is None else platforms, report)
         except BadRecords as error:  # more platforms than a network tells apart
             return Outcome(None, False, str(error))
         learned = [
@@ -184,7 +181,7 @@ class _Step:
         self._preset: Preset = PRESETS[before.model]
 
     def read(
-        self, store: RecordStore, platforms: Sequence[str], most: int, report: ImportReport
+        self, store: RecordStore, platforms: Sequence[str], report: ImportReport
     ) -> dict[PlatformKind, TrainingSet]:
         """Return the records of platforms, of the kinds that the version has a network for.
 
@@ -195,7 +192,7 @@ class _Step:
         """
         kinds = [n.platform_kind for n in self._before.networks if n.serves is None]
         encoders = {kind: self._preset.encoder(kind, self._before.numbered(kind)) for kind in kinds}
-        records = valid_records(stored_records(store, platforms, most), report)
+        records = valid_records(stored_records(store, platforms, _MOST), report)
         return build_sets(records, encoders, report)
 
     def learn(

@@ -109,10 +109,6 @@ class RecordStore:
             }
         )
 
-    def count(self) -> int:
-        """Return the number of rows of all platforms, see `counts`."""
-        return sum(self.counts().values())
-
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
         if len(files) == 1:
             return _read_file(files[0], columns)
