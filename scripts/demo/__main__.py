@@ -17,6 +17,8 @@ from itertools import chain
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+#: Numbers of the operators that each worker tunes, one after the other; the second's takes as long as the first's two.
+WORKERS = (("0", "2"), ("1",))
 
 
 def start_server(args):
@@ -73,10 +75,6 @@ def print_report(report):
     )
 
 
-#: Numbers of the operators that each worker tunes, one after the other; the second's takes as long as the first's two.
-WORKERS = (("0", "2"), ("1",))
-
-
 def start_worker(args, url, number):
     """Start a worker."""
     command = [args.worker_python, str(HERE / "tune.py"), "--url", url, "--platform", args.platform]
@@ -99,6 +97,9 @@ def print_learning(args, reports, quality):
         print(f"rounds of {line['operator']} were scored by {', '.join(line['versions'])}")
     told = quality["platforms"].get(args.platform, {})
     for version, figures in told.items():
+        if figures["pair_accuracy"] is None or figures["top1_regret"] is None:
+            print(f"prediction error of {version}: {figures['measured']} measured are too few to tell")
+            continue
         print(
             f"prediction error of {version}, by the service (GET /v1/quality): {figures['pair_accuracy']:.2f} of {figures['measured']} "
             f"measured ordered right, the best-scored candidate of a round takes {figures['top1_regret']:.0%} longer than its best"
