@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -152,6 +153,19 @@ def test_what_is_no_store_is_refused(tmp_path, measured_lines):
         RecordStore(tmp_path / "other")
     with pytest.raises(BadRecords, match="no such file"):
         list(log_files([tmp_path / "missing"]))
+
+
+def test_a_store_can_be_made_by_several_at_once(tmp_path):
+    """Recorder and trainer begin together; the loser took the other's half-made note for a stranger's file."""
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(20):
+            made = list(pool.map(lambda seed, n=n: RecordStore.create(tmp_path / str(n), seed), range(8)))
+            assert len({store.seed for store in made}) == 1
+
+
+def test_a_store_whose_maker_was_killed_can_be_made(tmp_path):
+    (tmp_path / ".store.json.4711").write_text("{")
+    assert RecordStore.create(tmp_path, seed=5).seed == 5
 
 
 def test_the_command_imports_and_shows(tmp_path, measured_lines, capsys):

@@ -84,10 +84,13 @@ class RecordStore:
         """
         note = folder / NOTE
         if not note.exists():
-            if folder.exists() and any(folder.iterdir()):
-                raise BadRecords(f"{folder} is neither a record store nor empty")
             folder.mkdir(parents=True, exist_ok=True)
-            _replace(note, json.dumps({"form": FORM, "seed": seed}).encode() + b"\n")
+            with _alone_in(folder):  # recorder and trainer begin at once
+                if not note.exists():
+                    # One that was killed in here has left its note aside.
+                    if any(not path.name.startswith(f".{NOTE}.") for path in folder.iterdir()):
+                        raise BadRecords(f"{folder} is neither a record store nor empty")
+                    _replace(note, json.dumps({"form": FORM, "seed": seed}).encode() + b"\n")
         return cls(folder)
 
     @property
@@ -300,6 +303,17 @@ def _is_first(ids: pa.ChunkedArray) -> pa.Array:
     # Codes are given in order of appearance.
     codes = ids.combine_chunks().dictionary_encode().indices.to_numpy()
     return pa.array(np.diff(np.maximum.accumulate(codes), prepend=-1) > 0)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with this folder; nothing is written."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _replace(path: Path, contents: bytes) -> None:
