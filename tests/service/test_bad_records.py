@@ -104,6 +104,7 @@ def test_a_cost_that_is_no_finite_number_is_quarantined(store, scorer, cost):
 def test_a_failed_or_implausible_run_is_kept_as_invalid_and_is_no_slow_candidate(
     store, scorer, costs, error_no
 ):
+    """apache/tvm PR #13354: a run time of zero broke the task scheduler."""
     summary, added = read_in(store, [GOOD[0], line(3, costs, error_no), GOOD[1]])
     assert (added, summary.failed) == ({"epyc": 3}, Counter(epyc=1))
     assert quarantined(store) == []
@@ -115,6 +116,7 @@ def test_a_failed_or_implausible_run_is_kept_as_invalid_and_is_no_slow_candidate
 
 @pytest.mark.parametrize("count", [50, 5000])
 def test_a_task_of_failures_only_is_kept_counted_and_no_task(store, scorer, count):
+    """apache/tvm #16670 and #15206: that a log held failures only was found out at the last step."""
     failed = [line(n, [1e10], 4, key='["failed"]') for n in range(count)]
     summary, _ = read_in(store, [*failed, *GOOD])
     assert (summary.platforms, summary.failed) == (Counter(epyc=count + 2), Counter(epyc=count))
@@ -124,6 +126,7 @@ def test_a_task_of_failures_only_is_kept_counted_and_no_task(store, scorer, coun
 
 
 def test_a_store_of_failures_only_gives_figures_of_nothing(store, capsys):
+    """apache/tvm #16670 and #15206, when it is all there is."""
     read_in(store, [line(n, [1e10], 2) for n in range(20)])
     assert labels(store) == []
     assert main(["evaluate", str(store.folder)]) == 0
@@ -252,6 +255,7 @@ def test_one_cut_line_of_64_is_quarantined_and_63_are_kept(store, measured_lines
     ids=["blank", "comment-no-newline", "nul", "bom", "crlf", "not-utf-8", "two-on-a-line", "list"],
 )
 def test_what_is_no_record_does_not_stop_a_log(store, tmp_path, contents, good, refused):
+    """dart-lang/tools #170: one bad row made a whole log unusable."""
     log = tmp_path / "log.json"
     log.write_bytes(contents % tuple(text.encode() for text in GOOD))
     summary, added = import_logs([log], store, EPYC, processes=1)
@@ -348,12 +352,14 @@ def test_a_bad_log_leaves_the_quarantine_of_the_others_alone(store):
 
 @pytest.mark.parametrize("steps", [[], [["PR", 0, 0, "auto_unroll_max_step$0"]]])
 def test_a_trivial_schedule_among_31_others_is_a_candidate(store, scorer, steps):
+    """apache/tvm PR #14591: a trivial function had no features, and the model call failed."""
     read_in(store, [line(steps=steps, costs=[1.0]), *(line(n, [1 / n]) for n in range(2, 33))])
     assert min(len(record.primitives) for record in records_of(store)) == len(steps)
     assert ranked(scorer, store) == ([("epyc", 32, 1 / 32, 1.0)], Counter())
 
 
 def test_a_step_without_a_row_leaves_out_its_candidate_only(store, scorer):
+    """apache/tvm PR #14591, for the part of a candidate that has no features."""
     read_in(store, [*GOOD, line(steps=[["CI", 1], ["SA", 1, 2, 3, 4]])])
     assert labels(store) == [[0.5, 1.0]]
     assert ranked(scorer, store)[0] == [("epyc", 2, 0.1, 1.0)]
@@ -361,6 +367,7 @@ def test_a_step_without_a_row_leaves_out_its_candidate_only(store, scorer):
 
 
 def test_the_longest_records_are_stored_whole_and_ranked_by_what_the_version_reads(store, scorer):
+    """apache/tvm #13574: a model of one width met candidates of another in the middle of a long job."""
     wide = ["RE", 1, list(range(35))]
     long = [line(costs=[1 / n], steps=[["CI", n], wide, *([["CI", 0]] * 68)]) for n in (1, 2, 3)]
     read_in(store, [*long, *GOOD])
@@ -372,7 +379,7 @@ def test_the_longest_records_are_stored_whole_and_ranked_by_what_the_version_rea
 
 
 def test_the_stated_platform_decides_where_records_cannot_tell(store, scorer, tmp_path):
-    """K80 and V100 logs hold the same target and hardware parameters."""
+    """AndrewZhaoLuo/TVM-Sandbox #2: K80 and V100 logs hold the same target and hardware parameters."""
     cuda = [line(n, [1 / n], target="cuda") for n in (1, 2)]
     for name in ("k80", "v100", "nobody-knows"):
         (tmp_path / name).mkdir()
@@ -395,6 +402,7 @@ def test_the_stated_platform_decides_where_records_cannot_tell(store, scorer, tm
     ],
 )
 def test_a_workload_is_one_task_however_its_key_is_spelt(store, scorer, spellings):
+    """apache/tvm PR #6927 and #7395: keys changed on the way, and records of one workload looked unrelated."""
     read_in(store, [line(n, [1 / n], key=key) for n, key in enumerate(spellings, start=1)])
     assert {record.task.workload_key for record in records_of(store)} == set(spellings)
     assert [len(task) for task in labels(store)] == [3]
