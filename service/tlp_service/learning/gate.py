@@ -1,8 +1,9 @@
 """Whether a candidate version may take the place of the serving one: pure arithmetic on scores of the same held-back candidates.
 
 A candidate is accepted if it ranks no platform worse, beyond what chance makes of the records at hand, and at least one better. What cannot be
-told from chance does not go live: a series of such steps could lead anywhere. To be worse, a figure must be so beyond its own 95 % interval;
-to be better, beyond that of all figures together (Bonferroni), or among twenty figures one would always seem better.
+told from chance does not go live: a series of such steps could lead anywhere. Beyond chance is beyond the 95 % interval. Worse in either
+figure counts; better counts in pair accuracy only. Every candidate has its part in it, while top-1 hangs on a few, and were one of two
+figures enough, chance would have two tries.
 
 Intervals are by bootstrap over the candidates inside each task and, where a platform has tasks enough to stand for others, over tasks, too.
 With few tasks (two operators are tuned) the verdict is about those.
@@ -62,8 +63,6 @@ class Comparison:
         The figures.
     low, high : float
         95 % interval of candidate minus serving.
-    sure : float
-        Low end of the interval that all figures of a verdict have together.
     """
 
     platform: str
@@ -73,7 +72,6 @@ class Comparison:
     candidate: float
     low: float
     high: float
-    sure: float
 
     @property
     def is_worse(self) -> bool:
@@ -82,8 +80,8 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether it ranks better, beyond chance."""
-        return self.sure > 0
+        """Whether it ranks better, beyond chance, in the figure that this is judged by."""
+        return self.measure == "pair_accuracy" and self.low > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +122,11 @@ def judge(tasks: Sequence[HeldBack], seed: int = 0) -> Verdict:
             by_platform[task.platform].append(task)
     if not by_platform:
         return Verdict(False, "nothing is held back that could show a difference")
-    tail = _TAIL / (2 * len(by_platform))
     random = np.random.default_rng(seed)
     comparisons = tuple(
         comparison
         for platform, own in sorted(by_platform.items())
-        for comparison in _compare(platform, own, tail, random)
+        for comparison in _compare(platform, own, random)
     )
     if worse := [c for c in comparisons if c.is_worse]:
         return Verdict(False, "worse: " + "; ".join(map(_told, worse)), comparisons)
@@ -138,9 +135,7 @@ def judge(tasks: Sequence[HeldBack], seed: int = 0) -> Verdict:
     return Verdict(False, "not better than chance on any platform", comparisons)
 
 
-def _compare(
-    platform: str, tasks: Sequence[HeldBack], tail: float, random: np.random.Generator
-) -> list[Comparison]:
+def _compare(platform: str, tasks: Sequence[HeldBack], random: np.random.Generator) -> list[Comparison]:
     values = np.stack(
         [_resampled(task, random) for task in tasks]
     )  # (tasks, versions, measures, 1 + resamples)
@@ -152,9 +147,9 @@ def _compare(
     found = []
     for n, measure in enumerate(_MEASURES):
         means = np.take_along_axis(gains[:, n], chosen, axis=0).mean(axis=0)
-        low, high, sure = np.quantile(means, [_TAIL, 1 - _TAIL, tail]).tolist()
+        low, high = np.quantile(means, [_TAIL, 1 - _TAIL]).tolist()
         figures = (float(serving[n]), float(candidate[n]))
-        found.append(Comparison(platform, measure, len(tasks), *figures, low, high, sure))
+        found.append(Comparison(platform, measure, len(tasks), *figures, low, high))
     return found
 
 
