@@ -15,6 +15,7 @@ import json
 import logging
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,9 @@ def shown(tasks):
 
 
 def trained(store, out, kind, without, seed):
-    """Train a version as `tlp train` does, without some platforms, and return its folder."""
+    """Train a version as `tlp train` does, without some platforms, unless it is there already; return its folder."""
+    if out.exists():
+        return next(out.glob("base-*"))
     preset = PRESETS["base"]
     fit = dataclasses.replace(preset.settings, seed=seed)
     return train(TrainCommand((store.folder,), out, preset, fit, without=without, kinds=(kind,)))
@@ -153,7 +156,8 @@ def curve(store, target, seed, folder):
     farm = Farm(store, target, folder, seed)
     farm.serve(trained(store, folder / "without", farm.kind, (target,), seed))
     frozen = farm.figures()
-    everything = farm.figures(trained(store, folder / "everything", farm.kind, (), seed))
+    of_all = folder.parent / f"everything-{farm.kind}-{seed}"  # the same for all targets of a kind
+    everything = farm.figures(trained(store, of_all, farm.kind, (), seed))
     print(f"\n{target}, seed {seed}: {len(frozen[target])} unseen tasks")
     print(f"{'frozen':<12}{shown(frozen[target])}")
     found = {
@@ -271,10 +275,11 @@ def main():
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     study = curve if arguments.study == "curve" else poison
     found = {}
-    for target in arguments.targets:
-        for seed in arguments.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                found[f"{target}-{seed}"] = study(RecordStore(arguments.store), target, seed, Path(folder))
+    with tempfile.TemporaryDirectory() as scratch:
+        for target, seed in product(arguments.targets, arguments.seeds):
+            name = f"{target}-{seed}"
+            (folder := Path(scratch, name)).mkdir()
+            found[name] = study(RecordStore(arguments.store), target, seed, folder)
     if arguments.out:
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 

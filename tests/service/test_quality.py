@@ -81,6 +81,36 @@ def test_an_order_worse_than_at_the_gate_drifts(tmp_path, versions):
     assert figures[rising]["drifting"] is None
 
 
+def test_only_what_is_still_in_its_window_is_scored_and_the_figures_are_the_same(versions, monkeypatch):
+    rising, _ = versions
+    records = [measured(n, 1.0 / n, rising, workload=f"w{n % 3}") for n in range(1, 120)]
+    monkeypatch.setattr("tlp_service.learning.quality.WINDOW", 30)
+    scored = []
+    monkeypatch.setattr(
+        versions[rising],
+        "score",
+        lambda request, **how: scored.append(request) or Scorer.score(versions[rising], request, **how),
+    )
+    at_once, one_by_one = (Quality(versions.get, lambda: rising) for _ in range(2))
+    take(at_once, records)
+    told = at_once.document(1.0)
+    assert sum(len(request.lengths) for request in scored) == 30
+    for n, record in enumerate(records):
+        one_by_one.take([record], [float(n)])
+        last = one_by_one.document(1.0)
+    assert last == told
+
+
+def test_what_waits_to_be_scored_is_bounded(versions, monkeypatch):
+    monkeypatch.setattr("tlp_service.learning.quality._MOST_UNSCORED", 10)
+    rising, _ = versions
+    quality = Quality(versions.get, lambda: rising)
+    for n in range(1, 12):
+        take(quality, [measured(n, 1.0 / n, f"unknown-{n}")])
+        assert sum(map(len, quality._unscored.values())) <= 10
+    assert quality.document(1.0)["platforms"]["epyc"][rising]["measured"] == 11
+
+
 def test_windows_are_bounded(versions, monkeypatch):
     monkeypatch.setattr("tlp_service.learning.quality._MOST_WINDOWS", 3)
     rising, _ = versions

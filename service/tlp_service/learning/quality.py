@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Measurements a window, and windows of platforms and versions; those that heard of nothing for longest go.
 WINDOW, _MOST_WINDOWS = 2000, 256
+#: Measurements that wait to be scored.
+_MOST_UNSCORED = 20_000
 
 
 class Quality:
@@ -40,9 +42,13 @@ class Quality:
         self._serving = serving
         self._windows: OrderedDict[tuple[str, str], ErrorWindow] = OrderedDict()
         self._at_gate: dict[tuple[str, str], float] = {}
+        # Scores take the most time of all that recording does, and where much comes in most of them would never be told.
+        self._unscored: defaultdict[tuple[str, str], deque[tuple[str, Record, float]]] = defaultdict(
+            lambda: deque(maxlen=WINDOW)
+        )
 
     def take(self, records: Sequence[tuple[Entry, Record]], times_s: Sequence[float]) -> None:
-        """Score measured candidates and take them into their windows.
+        """Take measured candidates in. They are scored when figures are told, those that have not left their window by then.
 
         Parameters
         ----------
@@ -52,25 +58,35 @@ class Quality:
             When each came, in seconds.
         """
         serving = self._serving()
-        groups: dict[tuple[str, str, Any], list[tuple[Entry, Record, float]]] = defaultdict(list)
         for (entry, record), time_s in zip(records, times_s, strict=True):
             for version in {entry.version, serving} - {"", None}:
-                groups[str(version), entry.platform, record.task].append((entry, record, time_s))
-        for (version, platform, _), group in groups.items():
+                self._unscored[entry.platform, str(version)].append((entry.worker, record, time_s))
+        if sum(map(len, self._unscored.values())) > _MOST_UNSCORED:
+            self._score()
+
+    def _score(self) -> None:
+        """Score what has come in, and take it into its windows."""
+        for platform, version in list(self._unscored):
+            came = self._unscored.pop((platform, version))  # first, lest what fails comes again and again
             scorer = self._scorer_of(version)
             if scorer is None:  # any worker can name versions
                 continue
             gate = scorer.manifest.training.get("gate", {})
             self._at_gate[version, platform] = float(gate.get(platform, math.nan))
-            own = group[-WINDOW:]
-            scores = _scores(scorer, platform, [record for _, record, _ in own])
-            for (entry, record, time_s), score in zip(own, scores, strict=True):
+            by_task = defaultdict(list)
+            for place, (_, record, _) in enumerate(came):
+                by_task[record.task].append(place)
+            scores = np.empty(len(came))
+            for places in by_task.values():
+                scores[places] = _scores(scorer, platform, [came[place][1] for place in places])
+            window = self._window(platform, version)
+            for (worker, record, time_s), score in zip(came, scores.tolist(), strict=True):
                 cost = float(np.median(record.costs)) if record.is_valid else math.nan
-                measured = Measured(entry.worker, record.task.workload, score, cost, time_s)
-                self._window(platform, version).add(measured)
+                window.add(Measured(worker, record.task.workload, score, cost, time_s))
 
     def document(self, time_s: float) -> dict[str, Any]:
         """Return the figures of all windows as JSON values, None for those of which nothing can be said."""
+        self._score()
         serving = self._serving()
         platforms: dict[str, dict[str, Any]] = defaultdict(dict)
         for (platform, version), window in self._windows.items():

@@ -192,7 +192,12 @@ class Recorder:
             for id_, fields in messages:
                 if id_ in dead:
                     letter = {**fields, "reason": dead[id_], "entry": id_, "time": f"{time.time():.3f}"}
-                    pipeline.xadd(DEAD, letter, maxlen=_MOST_DEAD, approximate=True)
+                    pipeline.xadd(
+                        DEAD,
+                        {_bytes(name): _bytes(value) for name, value in letter.items()},
+                        maxlen=_MOST_DEAD,
+                        approximate=True,
+                    )
             pipeline.xack(STREAM, GROUP, *(id_ for id_, _ in messages))
             pipeline.execute()
         for id_, reason in dead.items():
@@ -207,6 +212,11 @@ class Recorder:
             firsts.append(pending["min"] if pending["pending"] else _after(group["last-delivered-id"]))
         if firsts:
             self._client.xtrim(STREAM, minid=min(firsts, key=_order), approximate=False)
+
+
+def _bytes(text: str) -> bytes:
+    """Return the bytes that a text was read from, UTF-8 or not; hiredis takes no surrogates."""
+    return text.encode(errors="surrogateescape")
 
 
 def _after(entry: str) -> str:
