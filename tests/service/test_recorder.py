@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from tlp_client.records import RecordParser
+from tlp_service.errors import BadRecords
 from tlp_service.measurements import recorder as recorder_module
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
@@ -390,3 +391,35 @@ for _ in range(200):
 assert stopping.wait(5) and stopping.is_set()
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
+
+
+def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_lines, monkeypatch):
+    monkeypatch.setattr(store_module, "_MOST_PARTS", 4)
+    written = []
+    write = store_module._write
+    monkeypatch.setattr(
+        store_module, "_write", lambda rows, path: (written.append(len(rows)), write(rows, path))
+    )
+    for n in range(256):
+        rows = Rows("epyc", Texts())
+        rows.add(RecordParser().parse(measured_lines[n % 200]), str(n).encode(), "worker:w", 0)
+        store.append([rows.table()])
+    assert len(list((store.folder / "platform=epyc").iterdir())) <= 4 + 8  # 2**8 rows
+    assert sum(written) <= 256 * 8
+    assert store.read("epyc", ["id"]).num_rows == 256
+    store.compact()
+    assert [p.name for p in (store.folder / "platform=epyc").iterdir()] == ["records.parquet"]
+    assert store.read("epyc", ["id"]).num_rows == 256
+
+
+def test_a_damaged_file_is_named_to_who_reads_it(store, measured_lines):
+    rows = Rows("epyc", Texts())
+    rows.add(RecordParser().parse(measured_lines[0]), b"0", "worker:w", 0)
+    store.append([rows.table()])
+    (part,) = (store.folder / "platform=epyc").iterdir()
+    part.write_bytes(part.read_bytes()[:100])
+    for look in (store.counts, lambda: store.read("epyc")):
+        with pytest.raises(BadRecords, match=rf"{part.name} is damaged: "):
+            look()
+    with pytest.raises(FileNotFoundError):
+        store.read("mystery")

@@ -33,6 +33,8 @@ _MOST_DEAD = 10_000
 _BATCH = 2000
 #: Seconds that a batch is waited for, and after which it is taken from a consumer that has not finished it.
 _WAIT_S, _CLAIM_S = 1.0, 60.0
+#: Seconds in which more is let come in after a batch that was not full: each costs a file and its way to the disk.
+_GATHER_S = 0.5
 #: Seconds until the stream is asked again after it could not be reached.
 _PAUSE_S = 1.0
 #: Last number of the entries of a millisecond.
@@ -111,10 +113,13 @@ class Recorder:
         is_lost = False
         while not is_stopping.is_set():
             try:
-                take(self.step())
+                moved = self.step()
+                take(moved)
                 if is_lost:
                     log.info("measurements go to the record store again")
                 is_lost = False
+                if len(moved.records) + len(moved.dead) < _BATCH:
+                    is_stopping.wait(_GATHER_S)
             except (RedisError, OSError, pa.ArrowException) as error:  # of the stream, or of the disk
                 if not is_lost:
                     log.warning("measurements wait in the stream: %s", error)

@@ -46,7 +46,7 @@ T = TypeVar("T")
 FORM = 1
 NOTE, QUARANTINE, RECORDS, LOCK = "store.json", "quarantine.jsonl", "records.parquet", "lock"
 _PART = "part-*.parquet"
-#: Batches of a platform at which they are made one with its records.
+#: Files of a platform, beside that of its first records, at which the newest are made one.
 _MOST_PARTS = 32
 #: Begin of the names of folders on the way in, and the age in seconds at which one is nobody's any more.
 _INCOMING, _LEFT_S = ".incoming-", 86_400
@@ -100,19 +100,26 @@ class RecordStore:
         return tuple(sorted({path.parent.name.removeprefix("platform=") for path in files}))
 
     def read(self, platform: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the records of a platform, or some columns of them."""
+        """Return the records of a platform, or some columns of them.
+
+        Raises
+        ------
+        BadRecords
+            If a file is damaged.
+        FileNotFoundError
+            If the platform has no records.
+        """
         return _retried(lambda: self._read(platform, self._files(platform), columns))
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each platform; those that stand in two files until they are compacted count twice."""
         return _retried(
-            lambda: {
-                platform: sum(pq.read_metadata(file).num_rows for file in self._files(platform))
-                for platform in self.platforms
-            }
+            lambda: {platform: sum(map(_rows_of, self._files(platform))) for platform in self.platforms}
         )
 
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
+        if not files:
+            raise FileNotFoundError(self._file(platform))
         if len(files) == 1:
             return _read_file(files[0], columns)
         wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
@@ -123,7 +130,7 @@ class RecordStore:
     def _files(self, platform: str) -> list[Path]:
         """Return the files of a platform, those of its oldest records first."""
         parts = sorted(self._file(platform).parent.glob(_PART))
-        return [file for file in (self._file(platform),) if file.exists() or not parts] + parts
+        return [file for file in (self._file(platform),) if file.exists()] + parts
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -153,31 +160,47 @@ class RecordStore:
                     self._try_to_compact(platform)
 
     def _try_to_compact(self, platform: str) -> None:
-        """Make one file of a platform's; what cannot be read is set aside, and what was appended is kept either way."""
+        """Make one of a platform's newest files; what cannot be read is set aside, and what was appended is kept either way."""
         with self.incoming() as scratch:
             try:
-                self._merge(platform, (), scratch)
-            except (pa.ArrowException, OSError):
+                self._merge(platform, self._newest(platform), (), scratch)
+            except BadRecords:
                 self._set_damaged_aside(platform)
-                self._merge(platform, (), scratch)
+                if newest := self._newest(platform):
+                    self._merge(platform, newest, (), scratch)
+
+    def _newest(self, platform: str) -> list[Path]:
+        """Return the newest files of a platform, back to the first that has more rows than all of them.
+
+        Made one, they leave ever larger files behind them, so a row is written anew as often as the number of rows has doubled since it
+        came, and not each time that a few more have come.
+        """
+        newest: list[Path] = []
+        rows = 0
+        for file in reversed(self._files(platform)):
+            count = _rows_of(file)
+            if newest and count > rows:
+                break
+            newest.insert(0, file)
+            rows += count
+        return newest
 
     def _set_damaged_aside(self, platform: str) -> None:
         for file in self._files(platform):
             try:
                 _read_file(file)
-            except (pa.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise  # of the disk; what a file holds has no number
+            except BadRecords as error:
                 aside = file.with_name(f"{file.name}.damaged")
-                log.error("%s cannot be read, and is set aside as %s: %s", file, aside.name, error)
+                log.error("%s; it is set aside as %s", error, aside.name)
                 os.replace(file, aside)
 
     def compact(self) -> None:
         """Make the batches of each platform one with its records."""
         with self._writing(), self.incoming() as folder:
             for platform in self.platforms:
-                if len(self._files(platform)) > 1 or not self._file(platform).exists():
-                    self._merge(platform, (), folder)
+                files = self._files(platform)
+                if files != [self._file(platform)]:
+                    self._merge(platform, files, (), folder)
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
@@ -200,23 +223,28 @@ class RecordStore:
             self._writing(),
             ThreadPoolExecutor(os.cpu_count()) as pool,
         ):  # pyarrow works without the interpreter
-            added = pool.map(lambda platform: self._merge(platform, parts[platform], folder), platforms)
+            added = pool.map(
+                lambda platform: self._merge(platform, self._files(platform), parts[platform], folder),
+                platforms,
+            )
             return dict(zip(platforms, added, strict=True))
 
-    def _merge(self, platform: str, parts: Sequence[pa.Table], folder: Path) -> int:
-        """Make one file of a platform's records and further rows, and return how many of those are new."""
-        batches = sorted(self._file(platform).parent.glob(_PART))
-        known = [self.read(platform)] if platform in self.platforms else []
+    def _merge(self, platform: str, files: Sequence[Path], parts: Sequence[pa.Table], folder: Path) -> int:
+        """Make one file of a platform's newest files, or all, and further rows; return how many of those are new."""
+        is_all = len(files) == len(self._files(platform))
+        known = [self._read(platform, files, None)] if files else []
         before = sum(map(len, known))
         rows = pa.concat_tables([*known, *parts])
         rows = rows.filter(_is_first(rows.column("id")))
         self._file(platform).parent.mkdir(exist_ok=True)
         aside = folder / f"{platform}.merged"
         _write(rows, aside)
-        os.replace(aside, self._file(platform))
-        _sync(self._file(platform).parent)
-        for batch in batches:
-            batch.unlink()
+        place = self._file(platform) if is_all else files[0]
+        os.replace(aside, place)
+        _sync(place.parent)
+        for file in files:
+            if file != place:
+                file.unlink()
         return len(rows) - before
 
     def quarantine(self, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
@@ -270,10 +298,26 @@ def write_rows(rows: pa.Table, path: Path) -> None:
 
 def _read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a file that may be replaced meanwhile: opened once, it stays what it was. `read_table` opens it again for each part."""
-    with pq.ParquetFile(path) as file:
+    with _named(path), pq.ParquetFile(path) as file:
         if columns is None:
             return file.read()
         return file.read(columns=list(columns)).select(list(columns))  # in this order, not that of the file
+
+
+def _rows_of(path: Path) -> int:
+    with _named(path):
+        return int(pq.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say of which file it is that what it holds cannot be read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk; what a file holds has no number
+        raise BadRecords(f"{path} is damaged: {error}") from None
 
 
 def _retried(look: Callable[[], T]) -> T:
