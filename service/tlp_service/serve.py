@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
@@ -24,6 +25,7 @@ from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
+from tlp_service.scheduling.give_way import GiveWay
 from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.first import load_first
 from tlp_service.scoring.follower import Follower
@@ -138,21 +140,20 @@ def start_engine(settings: Settings) -> Engine:
     if settings.model is None:
         load = partial(Scorer, device=settings.device, threads=calibration.threads)
         follower = Follower(registry, versions, load, settings.kept_versions, settings.registry_poll_s)
+    executor = Executor(queue, calibration.executors, calibration.chunk)
+    readers, heavy_readers = _start_reader(), _start_reader()
+    # Who sends measurements goes on at once; who asks for scores waits for them.
+    give_way = GiveWay(lambda: executor.is_busy or readers.is_busy)
+    measurement_readers = _start_reader(give_way)
     return Engine(
-        versions,
-        registry,
-        follower,
-        calibration,
-        Executor(queue, calibration.executors, calibration.chunk),
-        _start_reader(),
-        _start_reader(),
+        versions, registry, follower, calibration, executor, readers, heavy_readers, measurement_readers
     )
 
 
-def _start_reader() -> Executor[Reading]:
+def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading]:
     # One thread: several would have one interpreter among them. How many bodies wait is bounded by their memory.
     bodies: FairQueue[Reading] = FairQueue(sys.maxsize, sys.maxsize, READ_BYTES_PER_S, unit="bytes")
-    return Executor(bodies, threads=1, chunk=sys.maxsize, name="read")
+    return Executor(bodies, threads=1, chunk=sys.maxsize, name="read", before=before)
 
 
 class _Server(uvicorn.Server):

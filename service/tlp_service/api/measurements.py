@@ -88,7 +88,7 @@ async def measure(request: Request) -> Response:
     with service.bodies.reserve() as memory:
         body = await read_body(request, service.settings.max_body, memory)
         read = partial(_prepare, service, kind, body, query)
-        prepared = await caller.read(service.engine, read, len(body))
+        prepared = await caller.read(service.engine, read, len(body), is_measured=True)
         added = await service.stream.append(prepared.entries)
     _count(service, prepared, added)
     answer = {

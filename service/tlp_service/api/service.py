@@ -78,19 +78,22 @@ class Engine:
     executor: Executor[Candidates]
     readers: Executor[Reading]
     heavy_readers: Executor[Reading]
+    measurement_readers: Executor[Reading]
 
-    def readers_of(self, nbytes: int) -> Executor[Reading]:
-        """Return who reads bodies of that size: the very large ones keep only each other waiting."""
-        return self.readers if nbytes <= _LARGE else self.heavy_readers
+    def readers_of(self, nbytes: int, is_measured: bool = False) -> Executor[Reading]:
+        """Return who reads bodies of that size: the very large ones keep only each other waiting, and measurements no predict."""
+        if nbytes > _LARGE:
+            return self.heavy_readers
+        return self.measurement_readers if is_measured else self.readers
 
     def drain(self, seconds: float) -> None:
         """Refuse what comes, what has not begun, and what would not be done in so many seconds."""
-        for executor in (self.readers, self.heavy_readers, self.executor):
+        for executor in (self.readers, self.heavy_readers, self.measurement_readers, self.executor):
             executor.drain(seconds)
 
     def close(self) -> None:
         """End all threads."""
-        for executor in (self.readers, self.heavy_readers, self.executor):
+        for executor in (self.readers, self.heavy_readers, self.measurement_readers, self.executor):
             executor.close()
 
 
@@ -157,10 +160,10 @@ class Caller:
             executor.withdraw(job)
             result.cancel()
 
-    async def read(self, engine: Engine, read: Callable[[], T], size: int) -> T:
+    async def read(self, engine: Engine, read: Callable[[], T], size: int, is_measured: bool = False) -> T:
         """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
         if size <= _SMALL:
             self.left()
             return read()
-        said: T = await self.wait(engine.readers_of(size), Reading(read, size))
+        said: T = await self.wait(engine.readers_of(size, is_measured), Reading(read, size))
         return said

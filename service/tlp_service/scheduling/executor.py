@@ -76,6 +76,8 @@ class Executor(Generic[W]):
         Most units of one batch.
     name : str
         Of the threads.
+    before : callable
+        Called before each batch: it may wait.
     clock : callable
         Seconds, monotonic.
     """
@@ -86,10 +88,12 @@ class Executor(Generic[W]):
         threads: int,
         chunk: int,
         name: str = "score",
+        before: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._chunk = chunk
+        self._before = before
         self._clock = clock
         self._changed = threading.Condition()  # guards the queue and what follows
         self._is_draining = False
@@ -104,6 +108,11 @@ class Executor(Generic[W]):
     def waiting(self) -> int:
         """Units that wait now."""
         return self._queue.waiting
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are jobs that are not over."""
+        return not self._queue.is_empty
 
     @property
     def clients(self) -> int:
@@ -226,6 +235,7 @@ class Executor(Generic[W]):
 
     def _run(self, slices: Sequence[Slice[W]], started: float) -> None:
         first = slices[0].job.work
+        self._before()
         try:
             if len(slices) == 1:
                 first.run(slices[0].first, slices[0].count)

@@ -193,6 +193,11 @@ class FairQueue(Generic[Work]):
             client.jobs.remove(job)
             self._leave(job.client, client, job.left)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all jobs are over."""
+        return not self._held
+
     def held(self) -> list[Job[Work]]:
         """Return the jobs that are not over."""
         return list(self._held)
