@@ -45,6 +45,7 @@ class _Figures(msgspec.Struct):
 
 class _Told(msgspec.Struct):
     platforms: dict[str, dict[str, _Figures]]
+    time: float | None = None
 
 
 def decode_quality(told: bytes | None) -> dict[str, Any]:
@@ -81,3 +82,9 @@ class QualityCollector(Collector):
                     if figures.get(figure) is not None:
                         gauge.add_metric([platform, version], float(figures[figure]))
             yield gauge
+        if (told_s := self._document.get("time")) is not None:
+            yield GaugeMetricFamily(
+                "tlp_prediction_told_timestamp_seconds",
+                "When the recorder told these figures, in seconds since 1970; they grow old where it is gone.",
+                value=told_s,
+            )

@@ -81,7 +81,16 @@ def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
     assert RecordStore(tmp_path / "b" / "records").platforms == ("epyc",)
 
 
-@pytest.mark.parametrize("told", [b"{", b"[]", b"\xff", b'{"platforms": {"x": {"v": {"serving": 1}}}}'])
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"platforms": {"x": {"v": {"serving": 1}}}}',
+        b'{"platforms": {}, "time": "now"}',
+    ],
+)
 def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
     with (
         embedded_redis(tmp_path / "outside") as url,
@@ -107,6 +116,7 @@ def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
             client.set(QUALITY, json.dumps(told))
         series = 'tlp_prediction_pair_accuracy{platform="p",version="v"}'
         assert server.metric(series) == 0.5
+        assert server.metric("tlp_prediction_told_timestamp_seconds") == 1.0
         with redis.Redis.from_url(url) as client:
             client.config_set("maxclients", 1)
             client.client_kill_filter(skipme=True, _type="normal")
