@@ -23,7 +23,7 @@ $(WORKER)/.made: pyproject.toml requirements/worker.txt
 	$(WORKER)/bin/python -m pip install -q -c requirements/worker.txt -e '.[ansor]' pytest pytest-timeout
 	touch $@
 
-demo: setup ## two workers tune an operator each with real Ansor through the service, which learns meanwhile
+demo: setup ## two workers tune three operators with real Ansor through the service, which learns meanwhile
 	$(SERVICE)/bin/python scripts/demo --server-python $(SERVICE)/bin/python --worker-python $(WORKER)/bin/python --trials $(TRIALS)
 
 test: setup ## run all tests: the service's, then the worker's with real TVM

@@ -143,7 +143,10 @@ class Trainer:
         self._url = url
         self._log = data_dir.with_name("trainer.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tlp_service", "trainer"], env={**os.environ, **told}, stderr=self._log
+            [sys.executable, "-m", "tlp_service", "trainer"],
+            env={**os.environ, **told},
+            stderr=self._log,
+            start_new_session=True,  # as a server starts it
         )
         # Until it has lowered its priority; torch it loads in its first step.
         while os.getpriority(os.PRIO_PROCESS, self.process.pid) == os.getpriority(os.PRIO_PROCESS, 0):

@@ -6,6 +6,7 @@
     ├── BadSettings                   none: the server or command does not start
     ├── BadVersion                    none: a model version that cannot be loaded or published
     ├── BadRecords                    none: nothing to train on
+    │   └── DamagedRecords            none: a file of a record store
     ├── TrainingDiverged              none: a loss that is not finite
     └── ApiError                      the `status` of the class
         ├── MalformedBody             400   (code malformed, content_type)
@@ -45,6 +46,10 @@ class BadVersion(ServiceFault):
 
 class BadRecords(ServiceFault):
     """Records from which no model can be trained."""
+
+
+class DamagedRecords(BadRecords):
+    """A file of a record store that cannot be read, whatever its disk does."""
 
 
 class TrainingDiverged(ServiceFault):

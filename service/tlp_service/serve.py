@@ -142,7 +142,7 @@ def start_engine(settings: Settings) -> Engine:
         follower = Follower(registry, versions, load, settings.kept_versions, settings.registry_poll_s)
     executor = Executor(queue, calibration.executors, calibration.chunk)
     readers, heavy_readers = _start_reader(), _start_reader()
-    # Who sends measurements goes on at once; who asks for scores waits for them.
+    # A search waits for its scores; for an acknowledgement nobody does.
     give_way = GiveWay(lambda: executor.is_busy or readers.is_busy)
     measurement_readers = _start_reader(give_way)
     return Engine(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -67,6 +68,31 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
     assert [(p, r.primitives[0].args) for p, r in stored_records(store)] == [
         ("epyc", (n,)) for n in range(1, 9)
     ]
+
+
+def children_of(pid):
+    """The processes that another one has started, by the last word of their command."""
+    pids = [
+        child
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2] for pid in pids}
+    return {word: int(pid) for pid, word in words.items()}
+
+
+def test_recorder_and_trainer_stay_behind_the_server(tmp_path, version):
+    with start(tmp_path / "data", model=version, recorder=1, trainer=1) as server:
+        found = wait_for(
+            lambda: (c := children_of(server.process.pid)).keys() >= {"recorder", "trainer"} and c
+        )
+        wait_for(lambda: os.sched_getscheduler(found["trainer"]) == os.SCHED_IDLE)
+        for name, nice in (("recorder", 10), ("trainer", 19)):
+            pid = found[name]
+            wait_for(lambda pid=pid, nice=nice: os.getpriority(os.PRIO_PROCESS, pid) == nice)
+            group = Path(f"/proc/{pid}/autogroup")
+            if group.exists() and group.read_text():
+                wait_for(lambda group=group, nice=nice: group.read_text().endswith(f"nice {nice}\n"))
 
 
 def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):

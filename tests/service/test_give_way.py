@@ -1,8 +1,16 @@
 """Work that gives way: it waits while there is other work, and never for good."""
 
-import pytest
+import asyncio
+import threading
+import time as real_time
 
+import pytest
+from models import write_linear_version
+
+from tlp_service.api.service import Caller, Reading
 from tlp_service.scheduling.give_way import GiveWay
+from tlp_service.serve import start_engine
+from tlp_service.settings import read_settings
 
 
 class Time:
@@ -31,12 +39,49 @@ def test_it_waits_only_while_there_is_other_work():
     assert time.now == pytest.approx(busy_until, abs=2e-3)
 
 
-def test_beside_work_without_end_half_of_the_time_is_its():
+@pytest.mark.parametrize("piece", [0.05, 0.1, 0.15, 0.19, 1.0, 100.0])
+def test_beside_work_without_end_half_of_the_time_is_its(piece):
+    """In pieces of any length, with a moment between two."""
     time = Time()
-    give_way = GiveWay(lambda: True, time.clock, time.sleep)
+    give_way = GiveWay(lambda: time.now % (piece + 0.002) < piece, time.clock, time.sleep)
     worked = 0.0
-    while time.now < 110.0:
+    while time.now < 120.0:
         give_way()
         time.sleep(0.004)
         worked += 0.004
-    assert worked == pytest.approx(5.0, rel=0.1)
+    assert 0.4 < worked / 20 < 0.6
+
+
+def test_work_that_leaves_time_between_is_never_in_the_way():
+    time = Time()
+    give_way = GiveWay(lambda: time.now % 0.25 < 0.07, time.clock, time.sleep)
+    hit = 0
+    while time.now < 120.0:
+        give_way()
+        hit += time.now % 0.25 < 0.069
+        time.sleep(0.025)
+    assert hit == 0
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = start_engine(read_settings(model=write_linear_version(tmp_path / "version"), data_dir=tmp_path))
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("size", [100_000, 2_000_000])
+def test_the_server_reads_measurements_when_no_predict_call_is_under_way(engine, size):
+    is_over = threading.Event()
+    caller = Caller("worker", None)
+
+    async def seconds(**how):
+        began = real_time.monotonic()
+        assert await caller.read(engine, lambda: "read", size, **how) == "read"
+        return real_time.monotonic() - began
+
+    engine.readers.submit(Reading(lambda: is_over.wait(20), 1), "another")
+    assert asyncio.run(seconds(is_measured=True)) >= 0.2  # then half of the time is its
+    is_over.set()
+    assert not engine.heavy_readers.is_busy
+    assert asyncio.run(seconds()) < 20

@@ -119,3 +119,9 @@ def test_windows_are_bounded(versions, monkeypatch):
         take(quality, [measured(1, 1.0, rising, platform=f"p{n}")])
     assert list(quality.document(2.0)["platforms"]) == ["p6", "p7", "p8"]
     assert math.isfinite(quality.document(2.0)["time"])
+    for platform in ("p6", "p8", "p6", "p9"):
+        take(quality, [measured(1, 1.0, rising, platform=platform)])
+    assert set(quality.document(3.0)["platforms"]) == {"p8", "p6", "p9"}
+    for platform in ("p8", "p6", "p8", "p5"):
+        take(quality, [measured(1, 1.0, rising, platform=platform)])
+    assert set(quality.document(4.0)["platforms"]) == {"p6", "p8", "p5"}

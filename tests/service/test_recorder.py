@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import redis
 
 from tlp_client.records import RecordParser
-from tlp_service.errors import BadRecords
 from tlp_service.measurements import recorder as recorder_module
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
@@ -339,7 +339,7 @@ def test_a_disk_that_is_full_and_a_stream_that_is_away_are_waited_for(
     assert "No space left" in waits[0]
 
 
-def test_bytes_that_are_no_text_are_dead_and_nothing_else_is(client, store, recorder, measured_lines):
+def test_bytes_that_are_no_text_are_dead_and_nothing_else_is(url, client, store, recorder, measured_lines):
     good, *_ = entries_of(measured_lines)
     broken = client.xadd(STREAM, {**good._asdict(), "record": b"\xff\xfe"})
     odd = client.xadd(STREAM, {b"\xff": b"\xfe"})
@@ -348,7 +348,9 @@ def test_bytes_that_are_no_text_are_dead_and_nothing_else_is(client, store, reco
     assert moved.dead[broken] == "it is not UTF-8"
     assert list(moved.dead) == [broken, odd]
     assert stored(store) == once([good.record])
-    assert client.xlen(DEAD) == 2
+    with redis.Redis.from_url(url) as raw:
+        (_, letter), (_, odd_letter) = raw.xrange(DEAD)
+    assert (letter[b"record"], odd_letter[b"\xff"]) == (b"\xff\xfe", b"\xfe")
 
 
 def test_the_time_of_a_record_is_that_of_its_entry_however_late_it_is_moved(client, recorder, measured_lines):
@@ -412,14 +414,86 @@ def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_
     assert store.read("epyc", ["id"]).num_rows == 256
 
 
-def test_a_damaged_file_is_named_to_who_reads_it(store, measured_lines):
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:100], lambda whole: whole[:4] + bytes(300) + whole[304:]]
+)
+def test_who_reads_a_damaged_file_has_it_set_aside_and_reads_the_others(
+    store, measured_lines, damage, caplog
+):
+    for n in range(2):
+        rows = Rows("epyc", Texts())
+        rows.add(RecordParser().parse(measured_lines[n]), str(n).encode(), "worker:w", 0)
+        store.append([rows.table()])
+    part = min((store.folder / "platform=epyc").iterdir())
+    part.write_bytes(damage(part.read_bytes()))
+    assert store.read("epyc", ["id"]).num_rows == 1
+    assert f"{part.name} is damaged: " in caplog.text
+    assert store.counts() == {"epyc": 1}
+    (other,) = (store.folder / "platform=epyc").glob("part-*.parquet")
+    other.write_bytes(b"")
+    assert store.counts() == {}
+    with pytest.raises(FileNotFoundError):
+        store.read("epyc")
+    assert sorted(p.suffix for p in (store.folder / "platform=epyc").iterdir()) == [".damaged"] * 2
+
+
+def test_memory_that_is_short_damages_nothing(store, measured_lines, monkeypatch):
     rows = Rows("epyc", Texts())
     rows.add(RecordParser().parse(measured_lines[0]), b"0", "worker:w", 0)
     store.append([rows.table()])
-    (part,) = (store.folder / "platform=epyc").iterdir()
-    part.write_bytes(part.read_bytes()[:100])
-    for look in (store.counts, lambda: store.read("epyc")):
-        with pytest.raises(BadRecords, match=rf"{part.name} is damaged: "):
-            look()
-    with pytest.raises(FileNotFoundError):
-        store.read("mystery")
+
+    def fail(*arguments, **options):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.read", fail)
+    with pytest.raises(MemoryError):
+        store.read("epyc")
+    monkeypatch.undo()
+    assert store.read("epyc", ["id"]).num_rows == 1
+
+
+def test_a_record_that_comes_twice_in_a_batch_is_stored_once(store, measured_lines):
+    rows = Rows("epyc", Texts())
+    for _ in range(2):
+        rows.add(RecordParser().parse(measured_lines[0]), measured_lines[0].encode(), "worker:w", 0)
+    store.append([rows.table()])
+    assert store.counts() == {"epyc": 1}
+
+
+class Stops(threading.Event):
+    """Is set at the first wait, and tells how long that was to be."""
+
+    waited = None
+
+    def wait(self, timeout=None):
+        self.waited = timeout
+        self.set()
+        return True
+
+
+def test_after_a_batch_that_was_not_full_more_is_let_come_in(client, store, recorder, measured_lines):
+    send(client, entries_of(measured_lines[:3]))
+    stops = Stops()
+    recorder.run(stops, lambda moved: None)
+    assert stops.waited == recorder_module._GATHER_S
+    assert client.xlen(STREAM) == 0
+
+
+@pytest.mark.parametrize("batch", ["none", "full"])
+def test_after_none_and_after_a_full_one_it_goes_on_at_once(
+    client, recorder, measured_lines, monkeypatch, batch
+):
+    if batch == "full":
+        monkeypatch.setattr(recorder_module, "_BATCH", 3)
+        send(client, entries_of(measured_lines[:3]))
+    stops = Stops()
+    recorder.run(stops, lambda moved: stops.set())
+    assert stops.waited is None
+
+
+def test_a_group_of_another_name_that_is_no_text_is_borne(client, recorder, measured_lines):
+    send(client, entries_of(measured_lines[:1]))
+    client.xgroup_create(STREAM, b"\xff", id="0")
+    recorder.step()
+    assert client.xlen(STREAM) == 1  # that group has not read it
+    client.xgroup_destroy(STREAM, b"\xff")

@@ -69,6 +69,18 @@ def trainer_of(url, store, tmp_path, records=10, seconds=1e6):
     return Trainer(url, store, Registry(tmp_path / "models"), records, seconds)
 
 
+def test_records_that_were_counted_twice_are_not_waited_for(
+    url, client, store, tmp_path, steps, measured_lines
+):
+    trainer = trainer_of(url, store, tmp_path)
+    add(store, measured_lines[0], 10)
+    client.hset(TRAINED, "epyc", 5000)
+    assert not trainer.look()
+    add(store, measured_lines[0], 10)
+    assert trainer.look()
+    assert client.hget(TRAINED, "epyc") == "20"
+
+
 def test_a_step_is_made_at_so_many_new_records(url, client, store, tmp_path, steps, measured_lines):
     trainer = trainer_of(url, store, tmp_path)
     assert not trainer.look()

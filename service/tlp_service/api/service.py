@@ -82,9 +82,9 @@ class Engine:
 
     def readers_of(self, nbytes: int, is_measured: bool = False) -> Executor[Reading]:
         """Return who reads bodies of that size: the very large ones keep only each other waiting, and measurements no predict."""
-        if nbytes > _LARGE:
-            return self.heavy_readers
-        return self.measurement_readers if is_measured else self.readers
+        if is_measured:
+            return self.measurement_readers
+        return self.readers if nbytes <= _LARGE else self.heavy_readers
 
     def drain(self, seconds: float) -> None:
         """Refuse what comes, what has not begun, and what would not be done in so many seconds."""

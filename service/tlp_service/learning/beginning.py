@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 from tlp_service.errors import BadSettings
 from tlp_service.records.store import RecordStore
@@ -22,6 +24,10 @@ def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
     if settings.redis_url is None:
         raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
     os.nice(niceness)
+    if os.getsid(0) == os.getpid():
+        # Where Linux shares the processor among sessions (autogroup) a nice value counts inside of one only, and this is one.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(niceness))
     try:
         store = RecordStore.create(settings.records_folder)
     except OSError as error:

@@ -43,9 +43,7 @@ class Quality:
         self._windows: OrderedDict[tuple[str, str], ErrorWindow] = OrderedDict()
         self._at_gate: dict[tuple[str, str], float] = {}
         # Scores take the most time of all that recording does, and where much comes in most of them would never be told.
-        self._unscored: defaultdict[tuple[str, str], deque[tuple[str, Record, float]]] = defaultdict(
-            lambda: deque(maxlen=WINDOW)
-        )
+        self._unscored: OrderedDict[tuple[str, str], deque[tuple[str, Record, float]]] = OrderedDict()
 
     def take(self, records: Sequence[tuple[Entry, Record]], times_s: Sequence[float]) -> None:
         """Take measured candidates in. They are scored when figures are told, those that have not left their window by then.
@@ -60,7 +58,12 @@ class Quality:
         serving = self._serving()
         for (entry, record), time_s in zip(records, times_s, strict=True):
             for version in {entry.version, serving} - {"", None}:
-                self._unscored[entry.platform, str(version)].append((entry.worker, record, time_s))
+                key = (entry.platform, str(version))
+                came = self._unscored.setdefault(key, deque(maxlen=WINDOW))
+                came.append((entry.worker, record, time_s))
+                self._unscored.move_to_end(
+                    key
+                )  # the windows are in the order in which they last heard of something
         if sum(map(len, self._unscored.values())) > _MOST_UNSCORED:
             self._score()
 

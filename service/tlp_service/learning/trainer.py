@@ -118,8 +118,11 @@ class Trainer:
 
     def _due(self, counts: Mapping[str, int]) -> list[str]:
         """Return the platforms that are to learn now."""
-        trained = self._client.hgetall(TRAINED)
-        new = {platform: count - int(trained.get(platform, 0)) for platform, count in counts.items()}
+        trained = {platform: int(count) for platform, count in self._client.hgetall(TRAINED).items()}
+        # Rows that stood in two files were counted twice, until these were made one.
+        if fewer := {p: counts[p] for p in trained.keys() & counts.keys() if counts[p] < trained[p]}:
+            self._client.hset(TRAINED, mapping=fewer)
+        new = {p: max(0, count - trained.get(p, 0)) for p, count in counts.items()}
         if time.monotonic() - self._began_s >= self._seconds:
             return [platform for platform in new if new[platform] > 0]
         drifting = self._drifting()
@@ -157,7 +160,7 @@ def run_trainer(settings: Settings, once: bool) -> int:
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'")
     url, store = begin(settings, _NICENESS)
-    with contextlib.suppress(OSError):  # a sandbox may forbid it
+    with contextlib.suppress(OSError, AttributeError):  # a sandbox may forbid it; only Linux has it
         # Of any niceness, a process ends its slice of some milliseconds before it lets another go on; not so an idle one.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     registry = Registry(settings.registry_url)

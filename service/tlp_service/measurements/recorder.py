@@ -118,7 +118,7 @@ class Recorder:
                 if is_lost:
                     log.info("measurements go to the record store again")
                 is_lost = False
-                if len(moved.records) + len(moved.dead) < _BATCH:
+                if 0 < len(moved.records) + len(moved.dead) < _BATCH:
                     is_stopping.wait(_GATHER_S)
             except (RedisError, OSError, pa.ArrowException) as error:  # of the stream, or of the disk
                 if not is_lost:
@@ -213,7 +213,7 @@ class Recorder:
         """Cut off the stream what every group has finished."""
         firsts = []
         for group in self._client.xinfo_groups(STREAM):
-            pending = self._client.xpending(STREAM, group["name"])
+            pending = self._client.xpending(STREAM, _bytes(group["name"]))
             firsts.append(pending["min"] if pending["pending"] else _after(group["last-delivered-id"]))
         if firsts:
             self._client.xtrim(STREAM, minid=min(firsts, key=_order), approximate=False)

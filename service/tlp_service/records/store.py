@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tlp_client.logs import RefusedLine
-from tlp_service.errors import BadRecords
+from tlp_service.errors import BadRecords, DamagedRecords
 from tlp_service.records.schema import REPEATED
 
 log = logging.getLogger(__name__)
@@ -83,13 +83,14 @@ class RecordStore:
             If the folder is not empty and holds no store.
         """
         note = folder / NOTE
+        folder.mkdir(parents=True, exist_ok=True)
+        # Looked for in this order: what another maker brings in (recorder and trainer begin at once) is there after its note.
+        strangers = [path.name for path in folder.iterdir() if not _is_own(path.name)]
+        if strangers and not note.exists():
+            raise BadRecords(f"{folder} is neither a record store nor empty")
         if not note.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with _alone_in(folder):  # recorder and trainer begin at once
+            with _alone_in(folder):
                 if not note.exists():
-                    # One that was killed in here has left its note aside.
-                    if any(not path.name.startswith(f".{NOTE}.") for path in folder.iterdir()):
-                        raise BadRecords(f"{folder} is neither a record store nor empty")
                     _replace(note, json.dumps({"form": FORM, "seed": seed}).encode() + b"\n")
         return cls(folder)
 
@@ -100,22 +101,33 @@ class RecordStore:
         return tuple(sorted({path.parent.name.removeprefix("platform=") for path in files}))
 
     def read(self, platform: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the records of a platform, or some columns of them.
+        """Return the records of a platform, or some columns of them. A damaged file is set aside, so the others can be read.
 
         Raises
         ------
-        BadRecords
-            If a file is damaged.
         FileNotFoundError
             If the platform has no records.
+        OSError
+            If a file is damaged and the store is not to be written.
         """
-        return _retried(lambda: self._read(platform, self._files(platform), columns))
+        return self._without_damaged(platform, lambda name: self._read(name, self._files(name), columns))
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each platform; those that stand in two files until they are compacted count twice."""
-        return _retried(
-            lambda: {platform: sum(map(_rows_of, self._files(platform))) for platform in self.platforms}
-        )
+        counts = {platform: self._without_damaged(platform, self._count) for platform in self.platforms}
+        return {platform: count for platform, count in counts.items() if count}
+
+    def _count(self, platform: str) -> int:
+        return sum(map(_rows_of, self._files(platform)))
+
+    def _without_damaged(self, platform: str, look: Callable[[str], T]) -> T:
+        """Return what a look at a platform's files gives, without those that are damaged."""
+        try:
+            return _retried(lambda: look(platform))
+        except DamagedRecords:
+            with self._writing():
+                self._set_damaged_aside(platform)
+            return _retried(lambda: look(platform))
 
     def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
         if not files:
@@ -135,8 +147,7 @@ class RecordStore:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Wait until no other process writes, and keep others from it."""
-        with (self.folder / LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _alone_in(self.folder):
             for left in self.folder.glob(f"{_INCOMING}*"):  # by a process that was killed
                 if time.time() - left.stat().st_mtime > _LEFT_S:
                     shutil.rmtree(left, ignore_errors=True)
@@ -145,7 +156,8 @@ class RecordStore:
     def append(self, batches: Iterable[pa.Table]) -> None:
         """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once."""
         with self._writing():
-            for rows in batches:
+            for batch in batches:
+                rows = batch.filter(_is_first(batch.column("id")))
                 platform = rows["platform"][0].as_py()
                 folder = self._file(platform).parent
                 if not folder.exists():
@@ -157,29 +169,27 @@ class RecordStore:
                     os.replace(aside, folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet")
                 _sync(folder)
                 if len(list(folder.glob(_PART))) >= _MOST_PARTS:
-                    self._try_to_compact(platform)
+                    with self.incoming() as scratch:
+                        self._merge(platform, self._newest, (), scratch)
 
-    def _try_to_compact(self, platform: str) -> None:
-        """Make one of a platform's newest files; what cannot be read is set aside, and what was appended is kept either way."""
-        with self.incoming() as scratch:
-            try:
-                self._merge(platform, self._newest(platform), (), scratch)
-            except BadRecords:
-                self._set_damaged_aside(platform)
-                if newest := self._newest(platform):
-                    self._merge(platform, newest, (), scratch)
+    def compact(self) -> None:
+        """Make the files of each platform one."""
+        with self._writing(), self.incoming() as folder:
+            for platform in self.platforms:
+                if self._files(platform) != [self._file(platform)]:
+                    self._merge(platform, self._files, (), folder)
 
     def _newest(self, platform: str) -> list[Path]:
-        """Return the newest files of a platform, back to the first that has more rows than all of them.
+        """Return the newest files of a platform: half of the most that there are, and on to the first that has more rows than all of them.
 
-        Made one, they leave ever larger files behind them, so a row is written anew as often as the number of rows has doubled since it
-        came, and not each time that a few more have come.
+        Made one, they leave ever larger files behind them, so a row is written anew about as often as the number of rows has doubled
+        since it came, and not each time that a few more have come.
         """
         newest: list[Path] = []
         rows = 0
         for file in reversed(self._files(platform)):
             count = _rows_of(file)
-            if newest and count > rows:
+            if len(newest) >= _MOST_PARTS // 2 and count > rows:
                 break
             newest.insert(0, file)
             rows += count
@@ -189,18 +199,10 @@ class RecordStore:
         for file in self._files(platform):
             try:
                 _read_file(file)
-            except BadRecords as error:
+            except DamagedRecords as error:
                 aside = file.with_name(f"{file.name}.damaged")
                 log.error("%s; it is set aside as %s", error, aside.name)
                 os.replace(file, aside)
-
-    def compact(self) -> None:
-        """Make the batches of each platform one with its records."""
-        with self._writing(), self.incoming() as folder:
-            for platform in self.platforms:
-                files = self._files(platform)
-                if files != [self._file(platform)]:
-                    self._merge(platform, files, (), folder)
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
@@ -224,15 +226,32 @@ class RecordStore:
             ThreadPoolExecutor(os.cpu_count()) as pool,
         ):  # pyarrow works without the interpreter
             added = pool.map(
-                lambda platform: self._merge(platform, self._files(platform), parts[platform], folder),
+                lambda platform: self._merge(platform, self._files, parts[platform], folder),
                 platforms,
             )
             return dict(zip(platforms, added, strict=True))
 
-    def _merge(self, platform: str, files: Sequence[Path], parts: Sequence[pa.Table], folder: Path) -> int:
-        """Make one file of a platform's newest files, or all, and further rows; return how many of those are new."""
+    def _merge(
+        self,
+        platform: str,
+        choose: Callable[[str], list[Path]],
+        parts: Sequence[pa.Table],
+        folder: Path,
+    ) -> int:
+        """Make one file of a platform's newest files, or all, and further rows; return how many of those are new.
+
+        What cannot be read is set aside.
+        """
+        try:
+            files = choose(platform)
+            known = [self._read(platform, files, None)] if files else []
+        except DamagedRecords:
+            self._set_damaged_aside(platform)
+            files = choose(platform)
+            known = [self._read(platform, files, None)] if files else []
+        if not known and not parts:
+            return 0
         is_all = len(files) == len(self._files(platform))
-        known = [self._read(platform, files, None)] if files else []
         before = sum(map(len, known))
         rows = pa.concat_tables([*known, *parts])
         rows = rows.filter(_is_first(rows.column("id")))
@@ -314,10 +333,12 @@ def _named(path: Path) -> Iterator[None]:
     """Say of which file it is that what it holds cannot be read."""
     try:
         yield
+    except (pa.ArrowMemoryError, pa.ArrowCancelled):
+        raise  # of this process
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk; what a file holds has no number
-        raise BadRecords(f"{path} is damaged: {error}") from None
+        raise DamagedRecords(f"{path} is damaged: {error}") from None
 
 
 def _retried(look: Callable[[], T]) -> T:
@@ -349,15 +370,17 @@ def _is_first(ids: pa.ChunkedArray) -> pa.Array:
     return pa.array(np.diff(np.maximum.accumulate(codes), prepend=-1) > 0)
 
 
+def _is_own(name: str) -> bool:
+    """Return whether a file may stand in a folder that is about to become a store: its maker's, who may have been killed."""
+    return name == LOCK or name.startswith(f".{NOTE}.")
+
+
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with this folder; nothing is written."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    """Wait until no other process writes in a folder, and keep others from it."""
+    with (folder / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 def _replace(path: Path, contents: bytes) -> None:

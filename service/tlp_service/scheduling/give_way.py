@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-#: Seconds that work waits at most, and then goes on whatever else there is: half of the time is its.
+#: Seconds that work waits before it has as long for itself, whatever else there is.
 _TURN_S = 0.2
 #: Seconds between two looks.
 _LOOK_S = 0.001
@@ -31,15 +31,24 @@ class GiveWay:
         self._is_busy = is_busy
         self._clock = clock
         self._sleep = sleep
-        self._own_until = float("-inf")
+        self._own_until = self._last = float("-inf")
+        # Added up over calls: else other work in short pieces, with a moment between two, would always go first.
+        self._waited = 0.0
 
     def __call__(self) -> None:
         """Wait for a turn."""
-        if self._clock() < self._own_until:
+        came = self._clock()
+        if came < self._own_until:
             return
-        end = self._clock() + _TURN_S
+        if not self._is_busy():
+            self._waited = max(
+                0.0, self._waited - (came - self._last)
+            )  # since then it was not kept from work
         while self._is_busy():
-            if self._clock() >= end:
-                self._own_until = self._clock() + _TURN_S
-                return
+            if self._waited + self._clock() - came >= _TURN_S:
+                self._own_until, self._waited = self._clock() + _TURN_S, 0.0
+                break
             self._sleep(_LOOK_S)
+        else:
+            self._waited += self._clock() - came
+        self._last = self._clock()
