@@ -398,9 +398,9 @@ assert stopping.wait(5) and stopping.is_set()
 def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_lines, monkeypatch):
     monkeypatch.setattr(store_module, "_MOST_PARTS", 4)
     written = []
-    write = store_module._write
+    write = store_module.write_file
     monkeypatch.setattr(
-        store_module, "_write", lambda rows, path: (written.append(len(rows)), write(rows, path))
+        store_module, "write_file", lambda rows, path: (written.append(len(rows)), write(rows, path))
     )
     for n in range(256):
         rows = Rows("epyc", Texts())

@@ -17,9 +17,10 @@ from tqdm import tqdm
 
 from tlp_client.logs import LogReader, RefusedLine, lines_of, open_log
 from tlp_client.records import Record, RecordParser
+from tlp_service.records.parquet_files import write_rows
 from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.schema import Rows, Texts
-from tlp_service.records.store import RecordStore, write_rows
+from tlp_service.records.store import RecordStore
 
 log = logging.getLogger(__name__)
 

@@ -31,13 +31,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tlp_client.logs import RefusedLine
 from tlp_service.errors import BadRecords, DamagedRecords
-from tlp_service.records.schema import REPEATED
+from tlp_service.records.parquet_files import is_first, read_file, replace_file, rows_of, sync, write_file
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +89,7 @@ class RecordStore:
         if not note.exists():
             with _alone_in(folder):
                 if not note.exists():
-                    _replace(note, json.dumps({"form": FORM, "seed": seed}).encode() + b"\n")
+                    replace_file(note, json.dumps({"form": FORM, "seed": seed}).encode() + b"\n")
         return cls(folder)
 
     @property
@@ -118,7 +116,7 @@ class RecordStore:
         return {platform: count for platform, count in counts.items() if count}
 
     def _count(self, platform: str) -> int:
-        return sum(map(_rows_of, self._files(platform)))
+        return sum(map(rows_of, self._files(platform)))
 
     def _without_damaged(self, platform: str, look: Callable[[str], T]) -> T:
         """Return what a look at a platform's files gives, without those that are damaged."""
@@ -133,10 +131,10 @@ class RecordStore:
         if not files:
             raise FileNotFoundError(self._file(platform))
         if len(files) == 1:
-            return _read_file(files[0], columns)
+            return read_file(files[0], columns)
         wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
-        rows = pa.concat_tables(_read_file(file, wanted) for file in files)
-        rows = rows.filter(_is_first(rows.column("id")))
+        rows = pa.concat_tables(read_file(file, wanted) for file in files)
+        rows = rows.filter(is_first(rows.column("id")))
         return rows if columns is None else rows.select(list(columns))
 
     def _files(self, platform: str) -> list[Path]:
@@ -157,17 +155,17 @@ class RecordStore:
         """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once."""
         with self._writing():
             for batch in batches:
-                rows = batch.filter(_is_first(batch.column("id")))
+                rows = batch.filter(is_first(batch.column("id")))
                 platform = rows["platform"][0].as_py()
                 folder = self._file(platform).parent
                 if not folder.exists():
                     folder.mkdir()
-                    _sync(self.folder)
+                    sync(self.folder)
                 with self.incoming() as scratch:
                     aside = scratch / RECORDS
-                    _write(rows, aside)
+                    write_file(rows, aside)
                     os.replace(aside, folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet")
-                _sync(folder)
+                sync(folder)
                 if len(list(folder.glob(_PART))) >= _MOST_PARTS:
                     with self.incoming() as scratch:
                         self._merge(platform, self._newest, (), scratch)
@@ -188,7 +186,7 @@ class RecordStore:
         newest: list[Path] = []
         rows = 0
         for file in reversed(self._files(platform)):
-            count = _rows_of(file)
+            count = rows_of(file)
             if len(newest) >= _MOST_PARTS // 2 and count > rows:
                 break
             newest.insert(0, file)
@@ -198,7 +196,7 @@ class RecordStore:
     def _set_damaged_aside(self, platform: str) -> None:
         for file in self._files(platform):
             try:
-                _read_file(file)
+                read_file(file)
             except DamagedRecords as error:
                 aside = file.with_name(f"{file.name}.damaged")
                 log.error("%s; it is set aside as %s", error, aside.name)
@@ -254,13 +252,13 @@ class RecordStore:
         is_all = len(files) == len(self._files(platform))
         before = sum(map(len, known))
         rows = pa.concat_tables([*known, *parts])
-        rows = rows.filter(_is_first(rows.column("id")))
+        rows = rows.filter(is_first(rows.column("id")))
         self._file(platform).parent.mkdir(exist_ok=True)
         aside = folder / f"{platform}.merged"
-        _write(rows, aside)
+        write_file(rows, aside)
         place = self._file(platform) if is_all else files[0]
         os.replace(aside, place)
-        _sync(place.parent)
+        sync(place.parent)
         for file in files:
             if file != place:
                 file.unlink()
@@ -284,7 +282,7 @@ class RecordStore:
             for line in refused
         ]
         if noted or before:
-            _replace(path, "".join(f"{entry}\n" for entry in dict.fromkeys(noted)).encode())
+            replace_file(path, "".join(f"{entry}\n" for entry in dict.fromkeys(noted)).encode())
 
     def _file(self, platform: str) -> Path:
         return self.folder / f"platform={platform}" / RECORDS
@@ -309,65 +307,12 @@ def is_store(path: Path) -> bool:
     return (path / NOTE).is_file()
 
 
-def write_rows(rows: pa.Table, path: Path) -> None:
-    """Write rows of one platform for `RecordStore.take_in`: as they lie in memory, for they are read once and removed."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
-        writer.write_table(rows)
-
-
-def _read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a file that may be replaced meanwhile: opened once, it stays what it was. `read_table` opens it again for each part."""
-    with _named(path), pq.ParquetFile(path) as file:
-        if columns is None:
-            return file.read()
-        return file.read(columns=list(columns)).select(list(columns))  # in this order, not that of the file
-
-
-def _rows_of(path: Path) -> int:
-    with _named(path):
-        return int(pq.read_metadata(path).num_rows)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Say of which file it is that what it holds cannot be read."""
-    try:
-        yield
-    except (pa.ArrowMemoryError, pa.ArrowCancelled):
-        raise  # of this process
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk; what a file holds has no number
-        raise DamagedRecords(f"{path} is damaged: {error}") from None
-
-
 def _retried(look: Callable[[], T]) -> T:
     """Return what a look at a store's files gives, again if some were compacted since they were listed."""
     for _ in range(_READ_TRIES):
         with contextlib.suppress(FileNotFoundError):
             return look()
     return look()
-
-
-def _write(rows: pa.Table, path: Path) -> None:
-    pq.write_table(rows, path, compression="zstd", row_group_size=20_000, use_dictionary=REPEATED)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk: what is in the store is deleted elsewhere."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_first(ids: pa.ChunkedArray) -> pa.Array:
-    """Return for each place whether its id stands there for the first time."""
-    # Codes are given in order of appearance.
-    codes = ids.combine_chunks().dictionary_encode().indices.to_numpy()
-    return pa.array(np.diff(np.maximum.accumulate(codes), prepend=-1) > 0)
 
 
 def _is_own(name: str) -> bool:
@@ -381,11 +326,3 @@ def _alone_in(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _replace(path: Path, contents: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(contents)
-    _sync(aside)
-    os.replace(aside, path)
-    _sync(path.parent)
