@@ -27,8 +27,7 @@ demo: setup ## two workers tune three operators with real Ansor through the serv
 	$(SERVICE)/bin/python scripts/demo --server-python $(SERVICE)/bin/python --worker-python $(WORKER)/bin/python --trials $(TRIALS)
 
 test: setup ## run all tests: the service's, then the worker's with real TVM
-	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker
-	$(WORKER)/bin/python -m pytest tests/worker
+	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker; service=$$?; $(WORKER)/bin/python -m pytest tests/worker && exit $$service
 
 bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also the record parser against TVM's
 	$(WORKER)/bin/python benchmarks/client_import.py

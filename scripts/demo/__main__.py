@@ -178,6 +178,11 @@ def main():
         f"{measured} records measured, {kept} in the record store, {fallbacks} fallbacks; "
         f"learned meanwhile and used by both workers: {', '.join(learned) or 'none'}"
     )
+    if not learned:
+        print(
+            "that is well: what serves is only what ranks held-back candidates better than chance explains, and some hundred records may\n"
+            f"not show that. What the trainer did is in {args.out / 'server.log'}"
+        )
     if fallbacks or kept != measured or server.returncode != 0:
         sys.exit(f"the demo failed (the server's exit status is {server.returncode})")
     if args.expect_learning and not learned:

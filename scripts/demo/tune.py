@@ -15,10 +15,11 @@ from tlp_client.ansor import SendMeasured, TLPRemoteModel
 
 
 class NoteVersion(auto_scheduler.measure.PythonBasedMeasureCallback):
-    """Notes which version scored each round, before the round is ended."""
+    """Notes which version scored each round, before the round is ended, and says so."""
 
-    def __init__(self, model):
+    def __init__(self, name, model):
         super().__init__()
+        self._name = name
         self._model = model
         self._predicts = 0
         self.versions = []
@@ -28,6 +29,7 @@ class NoteVersion(auto_scheduler.measure.PythonBasedMeasureCallback):
         if self._model.counts.predicts > self._predicts:
             self._predicts = self._model.counts.predicts
             self.versions.append(self._model.version)
+            print(f"{self._name}: round {len(self.versions)}, scored by {self._model.version}", flush=True)
 
 
 def untuned_seconds(task):
@@ -65,7 +67,7 @@ def tune(name, args, log_file):
     sampled = random_sample(task, args.sample, builder, runner)
     auto_scheduler.save_records(str(log_file), *sampled)
     model.update(*sampled)
-    noted = NoteVersion(model)
+    noted = NoteVersion(name, model)
     options = auto_scheduler.TuningOptions(
         num_measure_trials=args.trials,
         num_measures_per_round=args.trials_per_round,

@@ -36,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "service,cpu" if arguments.command == "serve" else "service,cpu,train"
         print(f"tlp {arguments.command}: {error}; install 'tlp-service[{extra}]'", file=sys.stderr)
         return 2
+    except OSError as error:  # a path that cannot be written, a disk that is full
+        print(f"tlp {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return status
 
 

@@ -94,10 +94,19 @@ def serve(settings: Settings) -> int:
 
 
 def _wants_trainer(settings: Settings) -> bool:
-    """Return whether this server is to start a trainer."""
+    """Return whether this server is to start a trainer.
+
+    Raises
+    ------
+    BadSettings
+        If it is told to, and torch is not there.
+    """
+    has_torch = importlib.util.find_spec("torch") is not None
+    if settings.trainer and not has_torch:
+        raise BadSettings("TLP_TRAINER=1: there is no torch to train with; install 'tlp-service[train]'")
     if settings.trainer is not None or settings.redis_url is not None or settings.model is not None:
         return bool(settings.trainer)
-    if importlib.util.find_spec("torch") is None:
+    if not has_torch:
         log.info("nothing is learned from measurements: install tlp-service[train] for that")
         return False
     return True

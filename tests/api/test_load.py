@@ -84,20 +84,27 @@ def test_a_small_request_is_answered_between_the_slices_of_large_ones(tmp_path, 
     """Told by order, not by time: it comes last and leaves before any of the large ones."""
     steps = steps_of(measured_lines[:64])
     order = []
-    with start(tmp_path / "stream") as server:
-        large, small = indexed(steps, enough_for(server, 0.3)), indexed(steps[:16], 1)
+    with start(tmp_path / "stream", max_waiting=1_000_000) as server:
+        small = json.dumps(indexed(steps[:16], 1)).encode()
 
-        def ask(name, request):
-            answer = server.post("/v1/predict", request, **{"tlp-client": name})
-            order.append((name, answer[0]))
+        def ask(name, body):
+            headers = {"Content-Type": "application/json", "tlp-client": name}
+            order.append((name, server.request("POST", "/v1/predict", body, headers)[0]))
 
-        threads = [threading.Thread(target=ask, args=(f"large-{n}", large)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        until(lambda: server.metric("tlp_clients_waiting") == 8 or order)
-        ask("small", small)
-        for thread in threads:
-            thread.join()
+        # Where the machine does much else, the first may leave before all are there: then with larger ones.
+        for seconds in (0.3, 0.9):
+            order.clear()
+            large = json.dumps(indexed(steps, min(1000, enough_for(server, seconds)))).encode()
+            threads = [threading.Thread(target=ask, args=(f"large-{n}", large)) for n in range(8)]
+            for thread in threads:
+                thread.start()
+            until(lambda: server.metric("tlp_clients_waiting") == 8 or order)
+            was_in_time = not order
+            ask("small", small)
+            for thread in threads:
+                thread.join()
+            if was_in_time:
+                break
     assert order[0] == ("small", 200)
     assert [status for _, status in order] == [200] * 9
 

@@ -1,11 +1,9 @@
-"""``tlp trainer``: learns when enough was measured, beside the servers and at the lowest priority."""
+"""``tlp trainer``: learns when enough was measured, beside the servers and at a lower priority than theirs."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-import os
 import signal
 import threading
 import time
@@ -16,7 +14,7 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
-from tlp_service.errors import ServiceFault
+from tlp_service.errors import BadSettings, ServiceFault
 from tlp_service.learning.beginning import begin
 from tlp_service.learning.lease import leased
 from tlp_service.measurements.stream import QUALITY
@@ -32,7 +30,8 @@ log = logging.getLogger(__name__)
 LEASE, TRAINED = "{tlp}:trainer", "{tlp}:trained"
 #: Seconds between two looks at the store.
 _LOOK_S = 5.0
-_NICENESS = 19
+#: Behind whoever scores, but not for good: where workers keep all cores busy, it has to get on, too.
+_NICENESS = 5
 
 
 class Trainer:
@@ -153,27 +152,27 @@ def run_trainer(settings: Settings, once: bool) -> int:
     Raises
     ------
     BadSettings, BadRecords
-        See `begin`.
+        See `begin`; the first also if Redis cannot be reached at the only look.
     ModuleNotFoundError
         If torch is not installed: that it is imported later must not hide it.
     """
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'")
     url, store = begin(settings, _NICENESS)
-    with contextlib.suppress(OSError, AttributeError):  # a sandbox may forbid it; only Linux has it
-        # Of any niceness, a process ends its slice of some milliseconds before it lets another go on; not so an idle one.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     registry = Registry(settings.registry_url)
     trainer = Trainer(
         url, store, registry, settings.train_records, settings.train_s, settings.trainer_threads
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+    logging.getLogger("tlp_service.training.fit").setLevel(logging.WARNING)  # hundreds of epochs a step
     try:
-        if once:
-            trainer.look()
-        else:
+        if not once:
             trainer.run(threading.Event())
+        elif not trainer.look():
+            log.info("nothing is to be learned: too little is new, or another trainer is at it")
+    except RedisError as error:  # `run` goes on
+        raise BadSettings(f"TLP_REDIS_URL: {error}") from None
     finally:
         trainer.close()
     return 0

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pyarrow.compute as pc
 
+from tlp_client.records import is_run
 from tlp_client.tasks import canonical_workload_key
 from tlp_service.records.split import parts_by_workload
 from tlp_service.records.store import RecordStore
 
 
 def describe(store: RecordStore) -> str:
-    """Return a table of the platforms: records, failed runs, tasks and how they are split."""
+    """Return a table of the platforms: records, failed runs, tasks, and how those of them that have a run that did not fail are split."""
     title = (
         f"{'platform':<24} {'records':>8} {'failed':>7} {'tasks':>6} {'train':>6} {'valid.':>6} {'test':>6}"
     )
     lines = [f"record store {store.folder}, split seed {store.seed}", title]
     for platform in store.platforms:
-        rows = store.read(platform, ["workload_key", "error_no"])
-        keys = pc.unique(rows.column("workload_key")).to_pylist()
-        parts = parts_by_workload({canonical_workload_key(key) for key in keys}, store.seed)
+        rows = store.read(platform, ["workload_key", "error_no", "costs"])
+        columns = (rows.column(name).to_pylist() for name in ("workload_key", "error_no", "costs"))
+        valid = Counter(key for key, error_no, costs in zip(*columns, strict=True) if is_run(error_no, costs))
+        tasks = {canonical_workload_key(key) for key in pc.unique(rows.column("workload_key")).to_pylist()}
+        parts = parts_by_workload({canonical_workload_key(key) for key in valid}, store.seed)
         counts = [list(parts.values()).count(part) for part in ("train", "validation", "test")]
-        failed = pc.sum(pc.not_equal(rows.column("error_no"), 0)).as_py() or 0
         lines.append(
-            f"{platform:<24} {len(rows):>8} {failed:>7} {len(parts):>6} "
+            f"{platform:<24} {len(rows):>8} {len(rows) - valid.total():>7} {len(tasks):>6} "
             + " ".join(f"{count:>6}" for count in counts)
         )
     return "\n".join(lines)

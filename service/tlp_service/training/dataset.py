@@ -227,6 +227,7 @@ def split_set(
         raise BadRecords(
             f"{len(parts)} workloads are too few to hold some back for early stopping: none are left to "
             + ("train on" if not tasks["train"] else "validate with")
+            + ". A record store decides by a hash of each; of logs ('--records my_log.json') some are always held back"
         )
     train, validation, test = (replace(training_set, tasks=tuple(found)) for found in tasks.values())
     return train, validation, test
