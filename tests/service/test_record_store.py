@@ -168,6 +168,23 @@ def test_a_store_whose_maker_was_killed_can_be_made(tmp_path):
     assert RecordStore.create(tmp_path, seed=5).seed == 5
 
 
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path, measured_lines, capsys):
+    log = write(tmp_path / "log.json", measured_lines[:1])
+    (tmp_path / "file").write_text("")
+    store = tmp_path / "file" / "store"
+    assert main(["records", "import", str(log), "--store", str(store), "--platform", "epyc"]) == 1
+    assert capsys.readouterr().err == f"tlp records: [Errno 20] Not a directory: '{store}'\n"
+
+
+def test_shown_as_failed_is_what_is_never_learned_from(tmp_path, measured_lines, store, capsys):
+    good, other = measured_lines[:2]
+    record = json.loads(other)
+    record["r"][0] = [0]  # a run that is told to have succeeded, in no time
+    import_logs([write(tmp_path / "log.json", [good, json.dumps(record)])], store, EPYC, processes=1)
+    assert main(["records", "show", str(store.folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[:3] == ["epyc", "2", "1"]
+
+
 def test_the_command_imports_and_shows(tmp_path, measured_lines, capsys):
     write(tmp_path / "logs.json", [*measured_lines, "{"])
     arguments = [
@@ -186,7 +203,7 @@ def test_the_command_imports_and_shows(tmp_path, measured_lines, capsys):
     assert main(["records", "show", str(tmp_path / "s")]) == 0
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[:2] == ["epyc", str(len(measured_lines))]
-    assert int(row[3]) == sum(map(int, row[4:]))
+    assert int(row[3]) == sum(map(int, row[4:])) + 1  # of one task all runs failed
     assert main(["records", "show", str(tmp_path)]) == 2
     assert "no record store" in capsys.readouterr().err
 

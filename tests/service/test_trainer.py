@@ -10,6 +10,7 @@ import redis
 
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
+from tlp_service.errors import BadSettings
 from tlp_service.learning import learn as learn_module
 from tlp_service.learning import trainer as trainer_module
 from tlp_service.learning.learn import Outcome
@@ -205,6 +206,22 @@ def test_a_server_with_a_stream_and_a_registry_of_its_own_learns_unless_told_not
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if has_torch else None)
     assert _wants_trainer(read_settings(**given)) == wanted
+
+
+def test_a_server_that_is_told_to_learn_without_torch_does_not_start(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BadSettings, match=r"TLP_TRAINER=1: there is no torch"):
+        _wants_trainer(read_settings(trainer=True))
+
+
+def test_one_look_without_redis_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TLP_REDIS_URL", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setenv("TLP_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("tlp_service.records.store.RecordStore.counts", lambda store: {"epyc": 1000})
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    assert main(["trainer", "--once"]) == 2
+    assert capsys.readouterr().err.startswith("tlp trainer: TLP_REDIS_URL: ")
 
 
 def test_what_cannot_be_reached_is_tried_again(url, store, tmp_path, monkeypatch, caplog):
