@@ -121,6 +121,22 @@ def start(data_dir: Path, **settings) -> Server:
     return Server(python, data_dir, **settings)
 
 
+def children_of(pid: int) -> dict[str, int]:
+    """Return name -> process id of the server's children."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (folder / "cmdline").read_text()
+            except (OSError, IndexError):
+                continue
+            if parent == pid:
+                beside = (name for name in ("recorder", "trainer") if name in command)
+                found[next(beside, "redis")] = int(folder.name)
+    return found
+
+
 def _has_service() -> bool:
     try:
         import fastapi  # noqa: F401

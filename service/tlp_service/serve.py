@@ -61,6 +61,7 @@ def serve(settings: Settings) -> int:
     known = {f"TLP_{name}".upper() for name in Settings.model_fields}
     for name in sorted(set(filter(lambda n: n.startswith("TLP_"), os.environ)) - known):
         log.warning("%s is no setting and has no effect", name)
+    wants_trainer = _wants_trainer(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     engine = start_engine(settings)
     # What is here by now stays. Else each full collection, of which the lists of large bodies cause many, would look
@@ -78,7 +79,7 @@ def serve(settings: Settings) -> int:
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
         if settings.recorder if settings.recorder is not None else settings.redis_url is None:
             stack.callback(_start_beside("recorder", settings, redis_url).stop)
-        if _wants_trainer(settings):
+        if wants_trainer:
             stack.callback(_start_beside("trainer", settings, redis_url).stop)
         app = create_app(settings, engine, redis_url)
         config = uvicorn.Config(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import redis
-from serving import start
+from serving import children_of, start
 
 from tlp_service.measurements.stream import STREAM
 
@@ -138,7 +138,7 @@ def test_without_a_stream_nothing_is_acknowledged_and_predict_goes_on(
 def test_the_embedded_stream_survives_kill_9_and_leaves_no_orphan(tmp_path, linear_version, measured_request):
     data_dir = tmp_path / "stream"
     with start(data_dir, model=linear_version) as server:
-        children = _children(server.process.pid)
+        children = list(children_of(server.process.pid).values())
         assert len(children) == 1
         assert server.post("/v1/measurements", measured_request)[1]["accepted"] == 3
         server.kill()
@@ -181,7 +181,7 @@ def test_two_servers_never_share_a_data_folder(tmp_path, linear_version, monkeyp
 
 def test_a_stream_that_dies_is_started_again_with_all_it_kept(tmp_path, linear_version, measured_request):
     with start(tmp_path / "stream", model=linear_version) as server:
-        (child,) = _children(server.process.pid)
+        (child,) = children_of(server.process.pid).values()
         assert server.post("/v1/measurements", measured_request)[1]["accepted"] == 3
         assert server.post("/v1/measurements", measured_request)[0] == 200
         os.kill(child, signal.SIGKILL)
@@ -194,11 +194,6 @@ def test_a_stream_that_dies_is_started_again_with_all_it_kept(tmp_path, linear_v
         status, answer = server.post("/v1/measurements", measured_request)
         assert (status, answer["accepted"], answer["duplicates"]) == (200, 0, 3)
         assert "starting it again" in server.log
-
-
-def _children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def _is_running(pid):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from models import write_linear_version
-from serving import start
+from serving import children_of, start
 
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import GROUP
@@ -68,17 +68,6 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
     assert [(p, r.primitives[0].args) for p, r in stored_records(store)] == [
         ("epyc", (n,)) for n in range(1, 9)
     ]
-
-
-def children_of(pid):
-    """The processes that another one has started, by the last word of their command."""
-    pids = [
-        child
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-    words = {pid: Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2] for pid in pids}
-    return {word: int(pid) for pid, word in words.items()}
 
 
 def test_recorder_and_trainer_stay_behind_the_server(tmp_path, version):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from serving import Server
+from serving import Server, children_of
 
 from tlp_client.records import RecordParser
 from tlp_service.records.reader import stored_records
@@ -54,22 +54,6 @@ def deal(good, corrupt, workers, chance):
     letters = [*good, *corrupt, *chance.sample(good, int(DUPLICATES * len(good)))]
     chance.shuffle(letters)
     return [letters[n::workers] for n in range(workers)]
-
-
-def children_of(pid):
-    """Return name -> process id of the server's children."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                command = (folder / "cmdline").read_text()
-            except (OSError, IndexError):
-                continue
-            if parent == pid:
-                beside = (name for name in ("recorder", "trainer") if name in command)
-                found[next(beside, "redis")] = int(folder.name)
-    return found
 
 
 def run(seconds, count, workers, seed, folder):

@@ -71,6 +71,14 @@ def send(client, entries):
         return pipeline.execute()
 
 
+def append(store, line, mark, times=1):
+    """Put a record into the store as if it had come from this text."""
+    rows = Rows("epyc", Texts())
+    for _ in range(times):
+        rows.add(RecordParser().parse(line), mark.encode(), "worker:w", 0)
+    store.append([rows.table()])
+
+
 def shown(record):
     return (
         record.task.workload_key,
@@ -288,9 +296,7 @@ def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_
     )
     count = 0
     while time.monotonic() < stop:
-        rows = Rows("epyc", Texts())
-        rows.add(RecordParser().parse(measured_lines[count % 200]), str(count).encode(), "worker:w", 0)
-        store.append([rows.table()])
+        append(store, measured_lines[count % 200], str(count))
         count += 1
     reader.send_signal(signal.SIGINT)
     counts = [int(line) for line in reader.communicate()[0].split()]
@@ -403,9 +409,7 @@ def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_
         store_module, "write_file", lambda rows, path: (written.append(len(rows)), write(rows, path))
     )
     for n in range(256):
-        rows = Rows("epyc", Texts())
-        rows.add(RecordParser().parse(measured_lines[n % 200]), str(n).encode(), "worker:w", 0)
-        store.append([rows.table()])
+        append(store, measured_lines[n % 200], str(n))
     assert len(list((store.folder / "platform=epyc").iterdir())) <= 4 + 8  # 2**8 rows
     assert sum(written) <= 256 * 8
     assert store.read("epyc", ["id"]).num_rows == 256
@@ -421,9 +425,7 @@ def test_who_reads_a_damaged_file_has_it_set_aside_and_reads_the_others(
     store, measured_lines, damage, caplog
 ):
     for n in range(2):
-        rows = Rows("epyc", Texts())
-        rows.add(RecordParser().parse(measured_lines[n]), str(n).encode(), "worker:w", 0)
-        store.append([rows.table()])
+        append(store, measured_lines[n], str(n))
     part = min((store.folder / "platform=epyc").iterdir())
     part.write_bytes(damage(part.read_bytes()))
     assert store.read("epyc", ["id"]).num_rows == 1
@@ -438,9 +440,7 @@ def test_who_reads_a_damaged_file_has_it_set_aside_and_reads_the_others(
 
 
 def test_memory_that_is_short_damages_nothing(store, measured_lines, monkeypatch):
-    rows = Rows("epyc", Texts())
-    rows.add(RecordParser().parse(measured_lines[0]), b"0", "worker:w", 0)
-    store.append([rows.table()])
+    append(store, measured_lines[0], "0")
 
     def fail(*arguments, **options):
         raise pa.ArrowMemoryError("malloc of size 64 failed")
@@ -453,10 +453,7 @@ def test_memory_that_is_short_damages_nothing(store, measured_lines, monkeypatch
 
 
 def test_a_record_that_comes_twice_in_a_batch_is_stored_once(store, measured_lines):
-    rows = Rows("epyc", Texts())
-    for _ in range(2):
-        rows.add(RecordParser().parse(measured_lines[0]), measured_lines[0].encode(), "worker:w", 0)
-    store.append([rows.table()])
+    append(store, measured_lines[0], measured_lines[0], times=2)
     assert store.counts() == {"epyc": 1}
 
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+import pyarrow as pa
+
 from tlp_service.errors import BadSettings
 from tlp_service.records.store import RecordStore
 from tlp_service.settings import Settings
@@ -28,6 +30,9 @@ def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
         # Where Linux shares the processor among sessions (autogroup) a nice value counts inside of one only, and this is one.
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(niceness))
+    # Of its own accord pyarrow takes all cores, and so from those that score.
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
     try:
         store = RecordStore.create(settings.records_folder)
     except OSError as error:

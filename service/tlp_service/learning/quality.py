@@ -61,9 +61,8 @@ class Quality:
                 key = (entry.platform, str(version))
                 came = self._unscored.setdefault(key, deque(maxlen=WINDOW))
                 came.append((entry.worker, record, time_s))
-                self._unscored.move_to_end(
-                    key
-                )  # the windows are in the order in which they last heard of something
+                # The windows are in the order in which they last heard of something.
+                self._unscored.move_to_end(key)
         if sum(map(len, self._unscored.values())) > _MOST_UNSCORED:
             self._score()
 

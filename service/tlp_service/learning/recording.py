@@ -12,7 +12,6 @@ from collections import OrderedDict
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 import redis
 from redis.exceptions import RedisError
 
@@ -47,9 +46,6 @@ def record(settings: Settings) -> int:
         See `begin`.
     """
     url, store = begin(settings, _NICENESS)
-    # Of its own accord pyarrow takes all cores, and so from those that score.
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
     stopping = Stopping()
     stopping.listen()
     recorder = Recorder(url, store, "recorder")

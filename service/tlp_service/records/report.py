@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pyarrow.compute as pc
-
 from tlp_client.records import is_run
 from tlp_client.tasks import canonical_workload_key
 from tlp_service.records.split import parts_by_workload
@@ -20,9 +18,9 @@ def describe(store: RecordStore) -> str:
     lines = [f"record store {store.folder}, split seed {store.seed}", title]
     for platform in store.platforms:
         rows = store.read(platform, ["workload_key", "error_no", "costs"])
-        columns = (rows.column(name).to_pylist() for name in ("workload_key", "error_no", "costs"))
-        valid = Counter(key for key, error_no, costs in zip(*columns, strict=True) if is_run(error_no, costs))
-        tasks = {canonical_workload_key(key) for key in pc.unique(rows.column("workload_key")).to_pylist()}
+        keys, *runs = (rows.column(name).to_pylist() for name in rows.column_names)
+        valid = Counter(key for key, *run in zip(keys, *runs, strict=True) if is_run(*run))
+        tasks = {canonical_workload_key(key) for key in set(keys)}
         parts = parts_by_workload({canonical_workload_key(key) for key in valid}, store.seed)
         counts = [list(parts.values()).count(part) for part in ("train", "validation", "test")]
         lines.append(

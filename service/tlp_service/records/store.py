@@ -118,12 +118,12 @@ class RecordStore:
     def _count(self, platform: str) -> int:
         return sum(map(rows_of, self._files(platform)))
 
-    def _without_damaged(self, platform: str, look: Callable[[str], T]) -> T:
+    def _without_damaged(self, platform: str, look: Callable[[str], T], is_writing: bool = False) -> T:
         """Return what a look at a platform's files gives, without those that are damaged."""
         try:
             return _retried(lambda: look(platform))
         except DamagedRecords:
-            with self._writing():
+            with contextlib.nullcontext() if is_writing else self._writing():
                 self._set_damaged_aside(platform)
             return _retried(lambda: look(platform))
 
@@ -240,13 +240,12 @@ class RecordStore:
 
         What cannot be read is set aside.
         """
-        try:
-            files = choose(platform)
-            known = [self._read(platform, files, None)] if files else []
-        except DamagedRecords:
-            self._set_damaged_aside(platform)
-            files = choose(platform)
-            known = [self._read(platform, files, None)] if files else []
+
+        def chosen(name: str) -> tuple[list[Path], list[pa.Table]]:
+            files = choose(name)
+            return files, [self._read(name, files, None)] if files else []
+
+        files, known = self._without_damaged(platform, chosen, is_writing=True)
         if not known and not parts:
             return 0
         is_all = len(files) == len(self._files(platform))

@@ -41,9 +41,8 @@ class GiveWay:
         if came < self._own_until:
             return
         if not self._is_busy():
-            self._waited = max(
-                0.0, self._waited - (came - self._last)
-            )  # since then it was not kept from work
+            # Since the last call it was not kept from work.
+            self._waited = max(0.0, self._waited - (came - self._last))
         while self._is_busy():
             if self._waited + self._clock() - came >= _TURN_S:
                 self._own_until, self._waited = self._clock() + _TURN_S, 0.0
