@@ -8,6 +8,8 @@ A candidate's numbers (`nests`) are logarithms of loop extents and tile sizes, s
 - the tile sizes of the axis that is innermost;
 - its innermost loops: extent, extent of all from there inwards, what it runs over, tile level, vectorized, parallel.
 
+And of the first three what their loops unroll, hold and must load, see `tlp_service.features.reuse`.
+
 The task's row holds the numbers of its workload key, a class of its name, and the platform.
 """
 
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
+from tlp_service.features import reuse
 from tlp_service.features.loop_nest import (
     FACTORS,
     MOST_LOOPS,
@@ -43,9 +46,13 @@ _INNERMOST = (16, 8, 6, 6)
 _SPATIAL_LEVELS, _REDUCTION_LEVELS, _OWN_LEVELS = 5, 3, 5
 #: ``IteratorAnnotation``s that count as one: unroll, vectorize, parallel, vthread, blockIdx, threadIdx.
 _ANNOTATIONS = ((1,), (2,), (3,), (4,), (5, 7, 9), (6, 8, 10))
+#: From here on they are of loops that are bound to GPU threads.
+_BOUND = 4
 _KINDS = "SRF?"
 
-_SUMS_A_STAGE = 1 + _SPATIAL_LEVELS + _REDUCTION_LEVELS + len(_ANNOTATIONS) + 2 + 1 + _OWN_LEVELS
+#: Which of a stage's sums is its unroll step.
+_UNROLL_SUM = 1 + _SPATIAL_LEVELS + _REDUCTION_LEVELS + len(_ANNOTATIONS) + 2
+_SUMS_A_STAGE = _UNROLL_SUM + 1 + _OWN_LEVELS
 _CONSTANTS_A_STAGE, _CONSTANTS_A_LOOP = 6, len(_KINDS) + 3
 _CONSTANTS_OF_ALL = 5
 
@@ -54,7 +61,7 @@ _LOOPS = sum(_INNERMOST)
 _CONSTANTS = len(_INNERMOST) * _CONSTANTS_A_STAGE + _CONSTANTS_OF_ALL + _LOOPS * _CONSTANTS_A_LOOP
 
 #: Numbers of a candidate.
-NEST_WIDTH = _SUMS + 2 * _LOOPS + _CONSTANTS
+NEST_WIDTH = _SUMS + 2 * _LOOPS + _CONSTANTS + reuse.WIDTH
 
 #: Platforms that a version can tell from each other.
 PLATFORMS = 64
@@ -73,7 +80,7 @@ _SCALE = 8.0
 #: A candidate has no more primitives; the longest of 600,000 public records has 76.
 MOST_STEPS = 512
 
-#: Skeletons that are kept replayed; each takes some 6 kB.
+#: Skeletons that are kept replayed; each takes some 7 kB.
 _KEPT_SKELETONS = 8192
 #: Places, of candidates times their primitives, that are laid out at a time.
 _BLOCK_PLACES = 1 << 18
@@ -130,16 +137,22 @@ def _block(
     logs = np.zeros((len(lengths), len(place) * SIZES + 1), dtype=np.float32)
     logs[:, :-1] = tables.sizes[row].reshape(len(lengths), -1)
     first, groups = _groups(tables.skeleton_of[row])
+    parts = np.empty((len(lengths), reuse.STAGES, reuse.PARTS), dtype=np.float32)
+    codes = np.empty(parts.shape, dtype=np.int8)
     for candidate, members in zip(first, groups, strict=True):
         numbers = tables.skeleton_of[row[candidate, : lengths[candidate]]]
         skeleton = _SKELETONS.get([tables.skeletons[n] for n in numbers.tolist()])
         summed = np.add.reduceat(logs[members[:, None], skeleton.sizes], skeleton.starts, axis=1)
         out[members, : _SUMS + _LOOPS] = summed
-        out[members, _SUMS + 2 * _LOOPS :] = skeleton.constants
+        out[members, _SUMS + 2 * _LOOPS : -reuse.WIDTH] = skeleton.constants
+        parts[members] = logs[members[:, None], skeleton.parts].reshape(-1, reuse.STAGES, reuse.PARTS)
+        codes[members] = skeleton.codes
     end = _SUMS
     for loops in _INNERMOST:
         begin, end = end, end + loops
         np.cumsum(out[:, begin:end], axis=1, out=out[:, begin + _LOOPS : end + _LOOPS])
+    steps = out[:, [stage * _SUMS_A_STAGE + _UNROLL_SUM for stage in range(reuse.STAGES)]]
+    out[:, -reuse.WIDTH :] = reuse.numbers_of(parts * _SCALE, codes, steps * _SCALE) / _SCALE
     return np.clip(out, -_LARGEST, _LARGEST)
 
 
@@ -184,11 +197,15 @@ class _Skeleton:
         Sizes of all sums one after the other (-1, the last column, for a sum of none), and where each sum begins.
     constants : ndarray of float32
         What does not depend on sizes.
+    parts, codes : ndarray of int
+        Sizes of which the loops are made, see `tlp_service.features.reuse.parts_of`.
     """
 
     sizes: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int64]
     constants: Floats
+    parts: npt.NDArray[np.int32]
+    codes: reuse.Codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +336,11 @@ def _replayed(primitives: Sequence[Primitive]) -> _Skeleton:
     filled = [sizes or (-1,) for sizes in sums]
     starts = np.cumsum([0, *map(len, filled)])[:-1]
     flat = np.array([size for sizes in filled for size in sizes], dtype=np.int32)
-    return _Skeleton(flat, starts, np.array(constants, dtype=np.float32))
+    is_bound = any(loop.annotation >= _BOUND for stage in stages for loop in stage.loops)
+    parts, codes = reuse.parts_of([] if is_bound else described, primitives)
+    return _Skeleton(
+        flat, starts, np.array(constants, dtype=np.float32), np.array(parts, dtype=np.int32), codes
+    )
 
 
 def _sums_of(stage: Stage | None) -> list[Sizes]:

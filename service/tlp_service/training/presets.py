@@ -148,7 +148,7 @@ class Base(Preset):
     settings = FitSettings(
         loss="combined",
         epochs=40,
-        batch=512,
+        batch=256,
         learning_rate=1e-3,
         weight_decay=0.02,
         gradient_norm=1.0,
