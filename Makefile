@@ -3,6 +3,7 @@ PYTHON ?= python3
 SERVICE := .venv
 WORKER := .venv-ansor
 TRIALS ?= 128
+SEEDS ?= 0 1 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types bench reproduce clean
@@ -36,13 +37,26 @@ bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also 
 	$(SERVICE)/bin/python benchmarks/precision.py tests/data/measured.json
 	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
 
-reproduce: setup ## from raw logs to all figures of the models, some hours: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv
+# Each study is a target of its own, so that `-j` runs them side by side: OMP_NUM_THREADS=1 make -j2 reproduce …
+R := .reproduce
+reproduce: $(R)/models $(R)/folds.json $(R)/few.json $(R)/platforms.json ## from raw logs to all figures of the models, an hour or two: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv
+
+$(R)/records: $(SERVICE)/.made
 	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[baselines]'
-	$(SERVICE)/bin/tlp records import $(LOGS) $(MEASURED)/records.json.gz --platforms $(PLATFORMS) --store .reproduce/records
-	$(SERVICE)/bin/tlp train --records .reproduce/records --out .reproduce/models
-	$(SERVICE)/bin/python benchmarks/ranking.py folds .reproduce/records --measured $(MEASURED) --out .reproduce/folds.json
-	$(SERVICE)/bin/python benchmarks/ranking.py few .reproduce/records --seeds 0 1 --out .reproduce/few.json
-	$(SERVICE)/bin/python benchmarks/ranking.py platforms .reproduce/records --out .reproduce/platforms.json
+	rm -rf $@
+	$(SERVICE)/bin/tlp records import $(LOGS) $(MEASURED)/records.json.gz --platforms $(PLATFORMS) --store $@
+
+$(R)/models: $(R)/records
+	$(SERVICE)/bin/tlp train --records $< --out $@
+
+$(R)/folds.json: $(R)/records
+	$(SERVICE)/bin/python benchmarks/ranking.py folds $< --measured $(MEASURED) --seeds $(SEEDS) --out $@
+
+$(R)/few.json: $(R)/records
+	$(SERVICE)/bin/python benchmarks/ranking.py few $< --seeds $(SEEDS) --out $@
+
+$(R)/platforms.json: $(R)/records
+	$(SERVICE)/bin/python benchmarks/ranking.py platforms $< --seeds $(SEEDS) --out $@
 
 lint: setup ## ruff
 	$(SERVICE)/bin/ruff check .
