@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +119,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     print(found.table())
     if arguments.json:
         arguments.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
-    if write_plot:
+    if write_plot and found.tasks:
         write_plot(found, arguments.plot)
-    return 0
+    return _done(found.tasks, "no task with enough candidates to rank")
 
 
 def _plot_writer() -> Callable[[Evaluation, Path], None]:
@@ -173,7 +173,14 @@ def _import_records(arguments: argparse.Namespace) -> int:
     store = RecordStore.create(arguments.store, arguments.seed)
     summary, added = import_logs(paths, store, platform_of, arguments.processes)
     print(summary.report(added))
-    return 0
+    return _done(summary.platforms, "no record in the logs")
+
+
+def _done(found: Collection[object], otherwise: str) -> int:
+    """Return the exit status of a command that told what it found: a script must not take nothing for success."""
+    if not found:
+        print(f"tlp: {otherwise}", file=sys.stderr)
+    return 0 if found else 1
 
 
 def _show_records(arguments: argparse.Namespace) -> int:

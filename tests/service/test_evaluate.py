@@ -136,19 +136,23 @@ def test_the_command_on_a_log_and_on_a_part_of_a_store(tmp_path, measured_lines,
     import_logs([log], store, OnePlatform("epyc-9004-2c"), processes=1)
     tasks = 0
     for part in ("train", "validation", "test"):
-        assert main(["evaluate", str(store.folder), "--part", part]) == 0
+        status = main(["evaluate", str(store.folder), "--part", part])
         out = capsys.readouterr().out
-        tasks += int(out.split("epyc-9004-2c: ")[1].split()[0]) if "epyc-9004-2c: " in out else 0
+        of_part = int(out.split("epyc-9004-2c: ")[1].split()[0]) if "epyc-9004-2c: " in out else 0
+        assert status == (0 if of_part else 1)
+        tasks += of_part
     assert tasks == 10
     assert main(["evaluate", str(log), "--part", "test"]) == 2
     assert "only a record store is split" in capsys.readouterr().err
 
 
-def test_a_log_without_a_valid_record_gives_no_figures_and_no_error(tmp_path, measured_lines, capsys):
+def test_a_log_without_a_valid_record_gives_counts_and_a_status(tmp_path, measured_lines, capsys):
     failed = [json.loads(line) for line in measured_lines[:20]]
     for document in failed:
         document["r"][1] = 4
     (tmp_path / "failed.json").write_text("\n".join(map(json.dumps, failed)))
-    assert main(["evaluate", str(tmp_path / "failed.json")]) == 0
-    assert "left out, failed runs: 20" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "failed.json")]) == 1
+    out, err = capsys.readouterr()
+    assert "left out, failed runs: 20" in out
+    assert "no task with enough candidates to rank" in err
     assert list(LogReader().read_file(tmp_path / "failed.json"))

@@ -176,6 +176,14 @@ def test_a_path_that_cannot_be_written_is_one_line(tmp_path, measured_lines, cap
     assert capsys.readouterr().err == f"tlp records: [Errno 20] Not a directory: '{store}'\n"
 
 
+def test_an_import_of_no_record_is_no_success(tmp_path, capsys):
+    log = write(tmp_path / "log.json", ["{", "no record"])
+    assert main(["records", "import", str(log), "--store", str(tmp_path / "s"), "--platform", "epyc"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("1 files, 0 records, 0 new\n  left out, refused line")
+    assert err == "tlp: no record in the logs\n"
+
+
 def test_shown_as_failed_is_what_is_never_learned_from(tmp_path, measured_lines, store, capsys):
     good, other = measured_lines[:2]
     record = json.loads(other)
