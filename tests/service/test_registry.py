@@ -267,6 +267,19 @@ def test_an_unknown_kind_of_url_is_an_error_of_the_registry(capsys):
     assert "nosuch" in capsys.readouterr().err
 
 
+def test_activating_a_version_that_knows_fewer_platforms_is_told(tmp_path, sources, capsys):
+    known = write_linear_version(tmp_path, 4.0)
+    manifest = json.loads((known / "manifest.json").read_text())
+    manifest["networks"][0]["platforms"] = ["epyc", "zen5", "zen6"]
+    (known / "manifest.json").write_text(json.dumps(manifest))
+    for folder in (known, sources[0]):
+        assert main(["models", "publish", "--registry", str(tmp_path / "registry"), str(folder)]) == 0
+    for folder in (known, sources[0], known):
+        assert main(["models", "activate", "--registry", str(tmp_path / "registry"), folder.name]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [f"warning: not trained on zen5, zen6, as {known.name} was"]
+
+
 def test_the_command_publishes_activates_and_rolls_back(tmp_path, sources, capsys, monkeypatch):
     monkeypatch.setenv("TLP_REGISTRY", str(tmp_path / "registry"))
     one, two = (source.name for source in sources[:2])

@@ -6,11 +6,12 @@ import argparse
 import getpass
 import json
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlp_service.errors import BadSettings
+from tlp_service.errors import BadSettings, BadVersion, UnknownName
 
 if TYPE_CHECKING:
     from tlp_service.versions.journal import Journal
@@ -114,7 +115,21 @@ def _publish(registry: Registry, arguments: argparse.Namespace) -> None:
 
 
 def _activate(registry: Registry, arguments: argparse.Namespace) -> None:
+    before = registry.journal().active
     _tell(registry.activate(arguments.version, _who(), arguments.reason, arguments.force))
+    _warn_of_lost_platforms(registry, before, arguments.version)
+
+
+def _warn_of_lost_platforms(registry: Registry, before: str | None, now: str) -> None:
+    """Tell which platforms the version before was trained on and this one is not: these are scored as any other of their kind."""
+    if before is None:
+        return
+    try:
+        lost = registry.manifest(before).platforms - registry.manifest(now).platforms
+    except (UnknownName, BadVersion):  # one that is gone or damaged, which may be why another serves
+        return
+    if lost:
+        print(f"warning: not trained on {', '.join(sorted(lost))}, as {before} was", file=sys.stderr)
 
 
 def _rollback(registry: Registry, arguments: argparse.Namespace) -> None:

@@ -138,6 +138,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return cls(SCHEMA, model, version_name(model, networks), created, networks, training)
 
+    @property
+    def platforms(self) -> frozenset[str]:
+        """Platforms that the version was trained on."""
+        return frozenset(platform for network in self.networks for platform in network.platforms)
+
     def known(self, platform: str) -> str | None:
         """Return a platform if the version was trained on it; None, which leaves it to the target, if not."""
         return platform if self.networks_of(platform) else None
