@@ -25,11 +25,11 @@ def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
     """
     if settings.redis_url is None:
         raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
-    os.nice(niceness)
+    nice = os.nice(niceness)
     if os.getsid(0) == os.getpid():
         # Where Linux shares the processor among sessions (autogroup) a nice value counts inside of one only, and this is one.
         with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(niceness))
+            Path("/proc/self/autogroup").write_text(str(nice))
     # Of its own accord pyarrow takes all cores, and so from those that score.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
