@@ -37,7 +37,7 @@ from tlp_service.training.dataset import (
     without_large_numbers,
 )
 from tlp_service.training.fit import RANKED_CANDIDATES, fit, predict_task
-from tlp_service.training.networks import ADAPTING, adapt
+from tlp_service.training.networks import adapt
 from tlp_service.training.presets import PRESETS, Base, adopt
 
 #: Tasks of a platform from which on its figures are compared.
@@ -328,7 +328,7 @@ def adapted(others, own, seed):
     settings = dataclasses.replace(preset.settings, seed=seed)
     network = fit(preset.network(others, settings, None), others, nothing, settings).network
     adopt(network, own, platform, own.numbered)
-    adapt(network, own, nothing, dataclasses.replace(settings, **ADAPTING))
+    adapt(network, own, nothing, dataclasses.replace(settings, **preset.adapting))
     return lambda task: predict_task(network, own.table, task)
 
 

@@ -331,7 +331,6 @@ def _train(arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from tlp_service.records.platforms import PlatformTable
-    from tlp_service.training.networks import ADAPTING
     from tlp_service.training.presets import preset_named
     from tlp_service.training.train import TrainCommand, train
 
@@ -340,7 +339,7 @@ def _train(arguments: argparse.Namespace) -> int:
     names = [name.replace("-", "_") for name in _FIT_OPTIONS]
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if arguments.source is not None:
-        given = ADAPTING | given | ({"fewest_steps": 0} if "epochs" in given else {})
+        given = {**preset.adapting, **given} | ({"fewest_steps": 0} if "epochs" in given else {})
     version = train(
         TrainCommand(
             records=tuple(arguments.records),

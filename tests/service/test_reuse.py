@@ -43,7 +43,7 @@ def unroll(step):
 
 def test_tiles_from_each_level_inwards():
     found = numbers_of(*TILED, unroll(64), VECTORIZED)[TILES]
-    last, other, reduction = [7, 7, 6, 4, 0], [6, 6, 4, 3, 0], [5, 3, 0]
+    last, other, reduction = [7, 7, 6, 4], [6, 6, 4, 3], [5, 3]
     both = np.add(last, other)
     bodies = [LOG65 + 4 - both[3], LOG65 + 4 - both[3] - 3, LOG65 + 4 - both[2] - 3]
     np.testing.assert_allclose(found, [*last, *other, *both, *reduction, *bodies, 1], atol=0.01)
@@ -81,6 +81,33 @@ def test_a_loop_behind_one_that_is_not_unrolled_is_not_either():
     assert found[6] == 3
 
 
+def test_a_parallel_loop_and_one_of_unknown_extent_end_what_is_unrolled():
+    splits = (["SP", 0, 0, 64, [4, 2, 8], 1], ["SP", 0, 4, 32, [8], 1])  # m 1, 4, 2, 8, k 4, 8
+    assert numbers_of(*splits, unroll(512))[UNROLLED][:7].tolist() == [4, 0, 5, 9, 2, 0, 0]
+    parallel = numbers_of(*splits, ["AN", 0, 4, 3], unroll(512))[UNROLLED]
+    assert parallel[:8].tolist() == [0, 0, 3, 3, 0, 0, 0, 1]
+    unknown = numbers_of(*splits, ["RE", 0, [0, 1, 2, 3, 4, 6, 5]], unroll(512))[UNROLLED]
+    assert unknown[:8].tolist() == [0, 0, 3, 3, 0, 0, 0, 1]
+
+
+def test_each_stage_has_its_own_loops_and_step():
+    first = (*TILED, unroll(8), VECTORIZED)
+    second = (["SP", 1, 0, 8, [4], 1], ["PR", 1, 0, "auto_unroll_max_step$512"])
+    both = numbers_of(*first, *second)
+    np.testing.assert_array_equal(both[: TRAFFIC.stop], numbers_of(*first)[: TRAFFIC.stop])
+    of_second = both[TRAFFIC.stop + reuse._UNROLLED :][: reuse._UNROLLED]
+    assert of_second[:8].tolist() == [0, 0, 3, 3, 0, 0, 0, 2]
+    assert both[UNROLLED][:4].tolist() == [0, 3, 0, 3]
+
+
+def test_of_more_parts_than_are_looked_at_the_innermost_count():
+    splits = [
+        ["SP", 0, 4 * n, 8, [1, 2, 1 + n // 8], 1] for n in range(9)
+    ]  # the last one's innermost loop is of 2
+    found = numbers_of(*splits)[TILES]
+    assert found[3] == 1
+
+
 def simulated_loads(memory):
     """Return what is loaded an iteration of weights, input and output, by the rule of `reuse`, from loops instead of logarithms."""
     loops = [("n", 16), ("m", 8), ("k", 8), ("n", 4), ("m", 2), ("k", 4), ("n", 2), ("m", 4)]
@@ -109,7 +136,7 @@ def test_traffic_is_what_loops_around_a_body_that_fits_load_again():
 
 
 def test_vectors_of_which_a_register_is_not_full():
-    for extent, filled in ((8, 1), (24, 1), (12, 0.75), (2, 0.25)):
+    for extent, filled in ((12, 0.75), (2, 0.25), *((8 * n, 1) for n in range(1, 65))):
         split = ["SP", 0, 0, extent, [1, 1, extent], 1]
         found = numbers_of(split, ["AN", 0, 3, 2])[TILES]
         assert found[-1] == pytest.approx(filled, abs=0.01)
@@ -126,13 +153,22 @@ def test_numbers_are_the_same_alone_and_among_others(codes, parts, steps):
     parts = np.where(codes & 3 == 3, 0, parts)
     together = reuse.numbers_of(parts, codes, steps)
     assert together.shape == (5, reuse.WIDTH)
+    assert together.dtype == np.float32
     for n in range(5):
         alone = reuse.numbers_of(parts[n : n + 1], codes[n : n + 1], steps[n : n + 1])
         np.testing.assert_array_equal(alone[0], together[n])
 
 
-def test_of_loops_bound_to_threads_nothing_is_told():
+def test_a_footprint_as_large_as_a_memory_fits():
+    """128 elements: 8 x 8 weights, 4 x 8 of the input, 4 x 8 of the output; a loop of 2 around it is too much."""
+    splits = (["SP", 0, 0, 8, [1, 2, 4], 1], ["SP", 0, 4, 8, [1, 1, 8], 1], ["SP", 0, 8, 8, [8], 1])
+    found = numbers_of(*splits, ["RE", 0, [0, 4, 1, 5, 2, 6, 8, 3, 7, 9]])[TRAFFIC]
+    assert found[reuse._TRAFFIC - 1] == 8
+
+
+@pytest.mark.parametrize("annotation", [4, 5, 6])
+def test_of_loops_bound_to_threads_nothing_is_told(annotation):
     nothing = numbers_of(["CI", 0])
-    bound = numbers_of(*TILED[:-1], ["AN", 0, 0, 5], VECTORIZED)
+    bound = numbers_of(*TILED[:-1], ["AN", 0, 0, annotation], unroll(64), VECTORIZED)
     np.testing.assert_array_equal(bound, nothing)
-    assert (numbers_of(*TILED) != nothing).any()
+    assert (numbers_of(*TILED, unroll(64)) != nothing).any()

@@ -8,7 +8,7 @@ A candidate's numbers (`nests`) are logarithms of loop extents and tile sizes, s
 - the tile sizes of the axis that is innermost;
 - its innermost loops: extent, extent of all from there inwards, what it runs over, tile level, vectorized, parallel.
 
-And of the first three what their loops unroll, hold and must load, see `tlp_service.features.reuse`.
+And what the loops of the first three unroll, and those of the first hold and must load, see `tlp_service.features.reuse`.
 
 The task's row holds the numbers of its workload key, a class of its name, and the platform.
 """
@@ -46,7 +46,7 @@ _INNERMOST = (16, 8, 6, 6)
 _SPATIAL_LEVELS, _REDUCTION_LEVELS, _OWN_LEVELS = 5, 3, 5
 #: ``IteratorAnnotation``s that count as one: unroll, vectorize, parallel, vthread, blockIdx, threadIdx.
 _ANNOTATIONS = ((1,), (2,), (3,), (4,), (5, 7, 9), (6, 8, 10))
-#: From here on they are of loops that are bound to GPU threads.
+#: From here on loops are bound to GPU threads.
 _BOUND = 4
 _KINDS = "SRF?"
 

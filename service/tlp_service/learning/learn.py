@@ -34,7 +34,7 @@ from tlp_service.training.dataset import (
     valid_records,
 )
 from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task
-from tlp_service.training.networks import ADAPTING, KindTraining, with_kept
+from tlp_service.training.networks import KindTraining, with_kept
 from tlp_service.training.presets import PRESETS, Preset
 from tlp_service.versions.manifest import Manifest, Network, read_manifest, write_version
 from tlp_service.versions.registry import Registry
@@ -47,7 +47,7 @@ _HELD_BACK = 400
 _LEAST_HELD, _MOST_HELD = 0.2, 0.5
 #: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
 _MOST = 50_000
-_SETTINGS = dataclasses.replace(PRESETS["base"].settings, **ADAPTING)
+_SETTINGS = dataclasses.replace(PRESETS["base"].settings, **PRESETS["base"].adapting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,6 @@ from tlp_service.versions.manifest import Manifest, Network, Validity, sha256_of
 
 log = logging.getLogger(__name__)
 
-#: How a platform's network is trained that begins from another, beside the model's own settings.
-ADAPTING: dict[str, Any] = {
-    "batch": 512,
-    "learning_rate": 6e-4,
-    "unknown_platforms": 0.0,
-    "fewest_steps": 400,
-}
 #: Tasks that what a network knew before counts for, see `adapt`.
 _KNOWN_TASKS = 3
 #: candidates from which the score map is made, and by which the export is checked

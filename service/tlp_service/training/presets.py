@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -63,6 +64,10 @@ class Preset(ABC):
     #: What tells how likely a candidate is to run, where the model does.
     validity: Preset | None = None
     settings: FitSettings
+    #: What of the settings is another where a platform's network begins from a version's.
+    adapting: Mapping[str, Any] = MappingProxyType(
+        {"learning_rate": 6e-4, "unknown_platforms": 0.0, "fewest_steps": 400}
+    )
 
     @abstractmethod
     def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
@@ -159,6 +164,8 @@ class Base(Preset):
         max_candidates=64,
         unknown_platforms=0.1,
     )
+    #: The rate was found with these batches (decision 14); the smaller ones are for training from nothing.
+    adapting = MappingProxyType({**Preset.adapting, "batch": 512})
     architecture: dict[str, int] = {"width": 64, "blocks": 2, "members": 8, "task_hidden": 64}  # noqa: RUF012
 
     def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
