@@ -4,6 +4,7 @@ SERVICE := .venv
 WORKER := .venv-ansor
 TRIALS ?= 128
 SEEDS ?= 0 1 2
+FEW_SEEDS ?= 0 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types bench reproduce clean
@@ -37,26 +38,28 @@ bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also 
 	$(SERVICE)/bin/python benchmarks/precision.py tests/data/measured.json
 	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
 
-# Each study is a target of its own, so that `-j` runs them side by side: OMP_NUM_THREADS=1 make -j2 reproduce …
+# Each study is a target of its own, so that they run side by side (OMP_NUM_THREADS=1 make -j2 reproduce …) and what is done is not done again.
 R := .reproduce
-reproduce: $(R)/models $(R)/folds.json $(R)/few.json $(R)/platforms.json ## from raw logs to all figures of the models, an hour or two: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv
+reproduce: $(R)/folds.json $(R)/platforms.json $(R)/models.made $(R)/few.json ## from raw logs to all figures of the models, an hour or two: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv; rm -r .reproduce to begin anew
 
-$(R)/records: $(SERVICE)/.made
+$(R)/records.made: | $(SERVICE)/.made
 	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[baselines]'
-	rm -rf $@
-	$(SERVICE)/bin/tlp records import $(LOGS) $(MEASURED)/records.json.gz --platforms $(PLATFORMS) --store $@
+	rm -rf $(R)/records
+	$(SERVICE)/bin/tlp records import $(LOGS) $(MEASURED)/records.json.gz --platforms $(PLATFORMS) --store $(R)/records
+	touch $@
 
-$(R)/models: $(R)/records
-	$(SERVICE)/bin/tlp train --records $< --out $@
+$(R)/models.made: $(R)/records.made
+	$(SERVICE)/bin/tlp train --records $(R)/records --out $(R)/models
+	touch $@
 
-$(R)/folds.json: $(R)/records
-	$(SERVICE)/bin/python benchmarks/ranking.py folds $< --measured $(MEASURED) --seeds $(SEEDS) --out $@
+$(R)/folds.json: $(R)/records.made
+	$(SERVICE)/bin/python benchmarks/ranking.py folds $(R)/records --measured $(MEASURED) --seeds $(SEEDS) --out $@
 
-$(R)/few.json: $(R)/records
-	$(SERVICE)/bin/python benchmarks/ranking.py few $< --seeds $(SEEDS) --out $@
+$(R)/platforms.json: $(R)/records.made
+	$(SERVICE)/bin/python benchmarks/ranking.py platforms $(R)/records --seeds $(SEEDS) --out $@
 
-$(R)/platforms.json: $(R)/records
-	$(SERVICE)/bin/python benchmarks/ranking.py platforms $< --seeds $(SEEDS) --out $@
+$(R)/few.json: $(R)/records.made
+	$(SERVICE)/bin/python benchmarks/ranking.py few $(R)/records --seeds $(FEW_SEEDS) --out $@
 
 lint: setup ## ruff
 	$(SERVICE)/bin/ruff check .
