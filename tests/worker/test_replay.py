@@ -15,10 +15,13 @@ CPU, CUDA = "llvm -mcpu=core-avx2 -num-cores 2", "cuda -arch=sm_80"
 INLINED, AT_A_LOOP = 1, 2
 
 
-def sampled(name, target, hardware):
-    """Return (primitives, TVM's state) of some states that Ansor samples."""
+def task_of(name, target, hardware=None):
     function, arguments = OPERATORS[name]
-    task = auto_scheduler.SearchTask(func=function, args=arguments, target=target, hardware_params=hardware)
+    return auto_scheduler.SearchTask(func=function, args=arguments, target=target, hardware_params=hardware)
+
+
+def sampled(task):
+    """Return (primitives, TVM's state) of some states that Ansor samples."""
     policy = auto_scheduler.SketchPolicy(task, verbose=0, params={"sample_init_min_population": 64}, seed=3)
     states = policy.sample_initial_population()
     for line, state in zip(serialize_states(task, states), states, strict=True):
@@ -46,7 +49,7 @@ def extent_of(loop, steps):
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_replayed_nests_are_those_of_tvm(name, target, cuda_hardware):
     stages_seen = loops_seen = attached_seen = 0
-    for steps, state in sampled(name, target, cuda_hardware if target == CUDA else None):
+    for steps, state in sampled(task_of(name, target, cuda_hardware if target == CUDA else None)):
         theirs = state.stages
         ours = replay(steps)
         assert len(ours) <= len(theirs)
