@@ -14,7 +14,8 @@ from test_loop_nest import any_primitive
 from tlp_client.primitives import read_primitive
 from tlp_client.wire.predict import read_predict
 from tlp_service.errors import BadRecords, BadVersion, InvalidBody
-from tlp_service.features import base
+from tlp_service.features import base, skeleton
+from tlp_service.features.task import _A_NUMBER, _KEY_NUMBERS, PLATFORMS, TASK_WIDTH, _describe, task_row
 from tlp_service.models.base import BaseNetwork, Pieces
 from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
 from tlp_service.scoring.scorer import Scorer
@@ -47,11 +48,11 @@ def steps_of(line):
 def test_a_nest_by_hand():
     """Two loops of 4 and 16: logarithms are divided by 8."""
     (nest,) = nests_of([read_primitive(["SP", 0, 0, 64, [16], 1])])
-    loops = base._SUMS
+    loops = skeleton.SUMS
     assert nest[0] == 6 / 8  # iterations in all: 64
     assert nest[6:9].tolist() == [2 / 8, 4 / 8, 0]  # levels of the reduction, which one factor makes it
     assert nest[loops : loops + 3].tolist() == [4 / 8, 2 / 8, 0]  # loops from the innermost
-    cumulated = loops + base._LOOPS
+    cumulated = loops + skeleton.LOOPS
     assert nest[cumulated : cumulated + 3].tolist() == [4 / 8, 6 / 8, 6 / 8]
     assert nest.shape == (base.NEST_WIDTH,)
 
@@ -108,7 +109,7 @@ def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
     order = list(range(len(candidates)))
     random.shuffle(order)
     np.testing.assert_array_equal(nests_of(*(candidates[n] for n in order)), together[order])
-    base._SKELETONS.clear()
+    skeleton.SKELETONS.clear()
     for candidate, nest in zip(candidates, together, strict=True):
         np.testing.assert_array_equal(nests_of(candidate)[0], nest)
 
@@ -121,21 +122,21 @@ def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
     ],
 )  # fmt: skip
 def test_any_workload_key_has_a_row(key, numbers):
-    row = base.task_row(key, None)
-    assert row.shape == (base.TASK_WIDTH,)
+    row = task_row(key, None)
+    assert row.shape == (TASK_WIDTH,)
     assert np.isfinite(row).all()
-    assert row[base._KEY_NUMBERS * (1 + base._A_NUMBER)] == numbers / 16
+    assert row[_KEY_NUMBERS * (1 + _A_NUMBER)] == numbers / 16
 
 
 def test_numbers_are_told_apart():
-    described = {tuple(base._describe(n)) for n in range(-1, 3000)}
+    described = {tuple(_describe(n)) for n in range(-1, 3000)}
     assert len(described) == 3000  # all numbers below 1 are one
-    assert np.isfinite(base._describe(2**31)).all()
+    assert np.isfinite(_describe(2**31)).all()
 
 
 def test_platforms_have_a_column_each():
-    rows = [base.task_row("[]", n) for n in (None, 0, base.PLATFORMS - 1)]
-    assert [row[-base.PLATFORMS :].sum() for row in rows] == [0, 1, 1]
+    rows = [task_row("[]", n) for n in (None, 0, PLATFORMS - 1)]
+    assert [row[-PLATFORMS:].sum() for row in rows] == [0, 1, 1]
     assert rows[2][-1] == 1
 
 
@@ -144,16 +145,14 @@ def trained(measured_lines):
     """A network that nobody trained; its pieces are those of some real nests."""
     torch.manual_seed(3)
     nests = nests_of(*map(steps_of, measured_lines))
-    return BaseNetwork(
-        base.TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests.astype(np.float32))), **SMALL
-    ).eval()
+    return BaseNetwork(TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests.astype(np.float32))), **SMALL).eval()
 
 
 @pytest.fixture(scope="module")
 def version(trained, tmp_path_factory, measured_lines):
     folder = tmp_path_factory.mktemp("base")
     nests = nests_of(*map(steps_of, measured_lines))
-    table = np.stack([base.task_row(f'["f", {n}]', n) for n in range(3)])
+    table = np.stack([task_row(f'["f", {n}]', n) for n in range(3)])
     positions = np.arange(len(nests), dtype=np.int32)[:, None] % 3
     sample = Sample(table, positions, nests)
     assert export_onnx(trained, sample, folder / "cpu.onnx") <= 1e-5
@@ -163,7 +162,7 @@ def version(trained, tmp_path_factory, measured_lines):
         sha256=sha256_of(folder / "cpu.onnx"),
         features="base",
         steps=1,
-        row_width=base.TASK_WIDTH,
+        row_width=TASK_WIDTH,
         platforms=["a", "b", "c"],
         score_map=ScoreMap("softsign", 0.0, 0.1),
         architecture=trained.architecture,
@@ -214,14 +213,14 @@ def test_no_length_and_no_kind_is_refused(version):
 def test_the_weights_are_read_back(trained, version):
     weights = read_weights(version[0] / "cpu.onnx")
     assert set(weights) == set(trained.state_dict())
-    again = BaseNetwork(base.TASK_WIDTH, **trained.architecture)
+    again = BaseNetwork(TASK_WIDTH, **trained.architecture)
     again.load_state_dict(weights)
     assert check_equal(again.eval(), version[1], version[0] / "cpu.onnx") <= 1e-5
 
 
 def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
     monkeypatch.setattr(base, "NEST_WIDTH", base.NEST_WIDTH + 1)
-    with pytest.raises(BadVersion, match=rf"its features 'base' are {base.TASK_WIDTH} x {base.NEST_WIDTH}"):
+    with pytest.raises(BadVersion, match=rf"its features 'base' are {TASK_WIDTH} x {base.NEST_WIDTH}"):
         Scorer(version[0])
 
 
@@ -249,8 +248,8 @@ def test_a_piece_rises_in_a_line_and_is_flat_outside():
 def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
     nests = np.zeros((9, base.NEST_WIDTH), dtype=np.float16)
     nests[4, 7] = 1
-    network = BaseNetwork(base.TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests).float()), **SMALL).eval()
-    sample = Sample(base.task_row("[]", 0)[None], np.zeros((9, 1), dtype=np.int32), nests)
+    network = BaseNetwork(TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests).float()), **SMALL).eval()
+    sample = Sample(task_row("[]", 0)[None], np.zeros((9, 1), dtype=np.int32), nests)
     assert export_onnx(network, sample, tmp_path / "one.onnx") <= 1e-5
     assert read_weights(tmp_path / "one.onnx")["pieces.columns"].tolist() == [7]
     task = TrainingTask("p", "w", sample.positions, nests[:3], np.ones(3))
@@ -264,7 +263,7 @@ def test_members_are_networks_of_their_own(trained):
     generator = torch.Generator().manual_seed(0)
     nests = torch.rand(5, base.NEST_WIDTH, generator=generator)
     table, positions = (
-        torch.rand(2, base.TASK_WIDTH, generator=generator),
+        torch.rand(2, TASK_WIDTH, generator=generator),
         torch.tensor([[0], [1], [0], [1], [0]]),
     )
     with torch.no_grad():

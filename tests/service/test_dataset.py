@@ -7,6 +7,7 @@ from tlp_client.records import RecordParser
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
+from tlp_service.features.task import PLATFORMS, task_row
 from tlp_service.records.files import log_files
 from tlp_service.records.platforms import PlatformTable
 from tlp_service.training.dataset import (
@@ -173,12 +174,12 @@ def test_base_encodes_tasks_and_nests():
     ]
     assert [t.positions.tolist() for t in whole.tasks] == [[[n]] * 2 for n in range(4)]
     assert {t.values.shape for t in whole.tasks} == {(2, base.NEST_WIDTH)}
-    np.testing.assert_array_equal(whole.table[2], base.task_row('["a"]', 2))
+    np.testing.assert_array_equal(whole.table[2], task_row('["a"]', 2))
 
 
 def test_more_platforms_than_a_network_tells_apart_are_an_error():
     parser = RecordParser()
-    records = [(f"p{n}", parser.parse(line())) for n in range(base.PLATFORMS + 1)]
+    records = [(f"p{n}", parser.parse(line())) for n in range(PLATFORMS + 1)]
     with pytest.raises(BadRecords, match="65 platforms are more than the 64"):
         build_sets(records, {"cpu": BaseEncoder()}, ImportReport())
 

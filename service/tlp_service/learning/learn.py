@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords
-from tlp_service.features import base
+from tlp_service.features.task import platform_column
 from tlp_service.learning.gate import HeldBack, Verdict, judge
 from tlp_service.records.reader import stored_records
 from tlp_service.records.split import part_of
@@ -227,7 +227,7 @@ class _Step:
             dataclasses.replace(held, tasks=()), self._settings, (after, folder / after.file)
         )
         table = held.table.copy()
-        table[:, base.platform_column(len(before.platforms)) :] = 0
+        table[:, platform_column(len(before.platforms)) :] = 0
         return [_scored(task, serving, table, candidate, held.table) for task in held.tasks]
 
     def write(

@@ -126,7 +126,7 @@ class BaseNetwork(nn.Module):
     Parameters
     ----------
     task_width : int
-        Numbers of a task, see `tlp_service.features.base`.
+        Numbers of a task, see `tlp_service.features.task`.
     pieces : Pieces or int
         What is read of a candidate's numbers; only how many pieces, where they are loaded with the weights.
     width, blocks, members : int

@@ -13,6 +13,7 @@ from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
+from tlp_service.features.task import PLATFORMS, TASK_WIDTH, task_row
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import AnyPlan, NestPlan, Plan
 from tlp_service.versions.manifest import Network
@@ -74,10 +75,10 @@ def check_features(network: Network, loaded: OnnxNetwork) -> None:
         If shapes differ.
     """
     if network.features == "base":
-        expected = (base.TASK_WIDTH, base.NEST_WIDTH)
+        expected = (TASK_WIDTH, base.NEST_WIDTH)
         actual = (loaded.row_width, loaded.nest_width)
-        if len(network.platforms) > base.PLATFORMS:
-            raise BadVersion(f"{network.file}: {len(network.platforms)} platforms, of {base.PLATFORMS}")
+        if len(network.platforms) > PLATFORMS:
+            raise BadVersion(f"{network.file}: {len(network.platforms)} platforms, of {PLATFORMS}")
     else:
         features = PUBLISHED[network.platform_kind]
         expected = (features.steps, features.width)
@@ -95,7 +96,7 @@ def _base(network: Network, request: PredictRequest) -> Inputs:
     if network.serves is not None:
         stated = (network.serves,)
     known = next((network.platforms.index(name) for name in stated if name in network.platforms), None)
-    row = base.task_row(request.workload_key, known)
+    row = task_row(request.workload_key, known)
     too_long = request.lengths > base.MOST_STEPS
     errors = {
         position: f": {request.lengths[position]} primitives are more than the {base.MOST_STEPS} that a candidate may have"

@@ -12,6 +12,7 @@ from tlp_client.primitives import Primitive
 from tlp_service.errors import BadRecords
 from tlp_service.features import base
 from tlp_service.features.published import PublishedFeatures
+from tlp_service.features.task import PLATFORMS, TASK_WIDTH, task_row
 
 #: (platform, workload) of a task
 TaskName = tuple[str, str]
@@ -107,13 +108,11 @@ class BaseEncoder(Encoder):
         self._primitives = primitives
         new = sorted({platform for platform, _ in tasks} - set(self.platforms))
         self.platforms += tuple(new)
-        if len(self.platforms) > base.PLATFORMS:
-            raise BadRecords(
-                f"{len(self.platforms)} platforms are more than the {base.PLATFORMS} of one network"
-            )
+        if len(self.platforms) > PLATFORMS:
+            raise BadRecords(f"{len(self.platforms)} platforms are more than the {PLATFORMS} of one network")
         numbers: Mapping[str, int] = {platform: n for n, platform in enumerate(self.platforms)}
-        rows = [base.task_row(workload, numbers[platform]) for platform, workload in tasks]
-        self.table = np.stack(rows) if rows else np.empty((0, base.TASK_WIDTH), dtype=np.float32)
+        rows = [task_row(workload, numbers[platform]) for platform, workload in tasks]
+        self.table = np.stack(rows) if rows else np.empty((0, TASK_WIDTH), dtype=np.float32)
 
     def encode(
         self, task: int, indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
-from tlp_service.features import base
+from tlp_service.features.task import platform_column
 from tlp_service.models.base import BaseNetwork
 from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.checkpoint import Checkpoint, Progress
@@ -282,7 +282,7 @@ def _without_platforms(
     lists = positions.view(shape[0], -1)
     used, number = torch.unique(lists[drawn], return_inverse=True)
     rows = table[used]
-    rows[:, base.platform_column(0) :] = 0.0
+    rows[:, platform_column(0) :] = 0.0
     lists[drawn] = len(table) + number
     return torch.cat([table, rows])
 

@@ -19,6 +19,7 @@ from tlp_service.errors import BadRecords, BadSettings, BadVersion
 from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
+from tlp_service.features.task import TASK_WIDTH, platform_column
 from tlp_service.models.base import BaseNetwork, Pieces
 from tlp_service.models.export import SingleNetwork, nest_width_of, read_weights
 from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
@@ -182,16 +183,16 @@ class Base(Preset):
             pieces = Pieces.cutting(torch.from_numpy(nests.astype(np.float32)))
             if not len(pieces):
                 raise BadRecords("the candidates are all alike: there is nothing to tell them apart by")
-            network = BaseNetwork(base.TASK_WIDTH, pieces, **self.architecture)
+            network = BaseNetwork(TASK_WIDTH, pieces, **self.architecture)
             with torch.no_grad():  # one that is not trained on is as one that is not known
-                network.task_in.weight[:, base.platform_column(0) :] = 0.0
+                network.task_in.weight[:, platform_column(0) :] = 0.0
             return network
         if nest_width_of(source[1]) != base.NEST_WIDTH:
             raise BadVersion(
                 f"{source[1]}: reads {nest_width_of(source[1])} numbers a nest, not {base.NEST_WIDTH}"
             )
         try:
-            network = BaseNetwork(base.TASK_WIDTH, **source[0].architecture)
+            network = BaseNetwork(TASK_WIDTH, **source[0].architecture)
             network.load_state_dict(read_weights(source[1]))
         except (TypeError, RuntimeError) as error:
             raise BadVersion(f"{source[1]}: not a network of this form: {error}") from None
@@ -202,7 +203,7 @@ class Base(Preset):
 
     def shape(self, kind: PlatformKind) -> tuple[int, int]:
         """Return the shape of a task's row."""
-        return 1, base.TASK_WIDTH
+        return 1, TASK_WIDTH
 
 
 class _Validity(Base):
@@ -239,8 +240,8 @@ def adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: Sequen
 
     def quality(other: int) -> float:
         table = train.table.copy()
-        table[:, base.platform_column(number)] = 0
-        table[:, base.platform_column(other)] = 1
+        table[:, platform_column(number)] = 0
+        table[:, platform_column(other)] = 1
         scores = [(predict_task(network, table, task), task.costs) for task in ranked_tasks(own)]
         return rank_tasks(scores).pair_accuracy
 
@@ -248,4 +249,4 @@ def adopt(network: BaseNetwork, train: TrainingSet, platform: str, known: Sequen
     log.info("%s begins as %s", platform, known[nearest])
     with torch.no_grad():
         weights: Any = network.task_in.weight
-        weights[:, base.platform_column(number)] = weights[:, base.platform_column(nearest)]
+        weights[:, platform_column(number)] = weights[:, platform_column(nearest)]
