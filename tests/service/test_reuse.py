@@ -101,9 +101,8 @@ def test_each_stage_has_its_own_loops_and_step():
 
 
 def test_of_more_parts_than_are_looked_at_the_innermost_count():
-    splits = [
-        ["SP", 0, 4 * n, 8, [1, 2, 1 + n // 8], 1] for n in range(9)
-    ]  # the last one's innermost loop is of 2
+    # 36 parts; of the last axis the innermost one is of 2, of the others of 1.
+    splits = [["SP", 0, 4 * n, 8, [1, 2, 1 + n // 8], 1] for n in range(9)]
     found = numbers_of(*splits)[TILES]
     assert found[3] == 1
 

@@ -98,7 +98,7 @@ def _block(
         summed = np.add.reduceat(logs[members[:, None], skeleton.sizes], skeleton.starts, axis=1)
         out[members, : SUMS + LOOPS] = summed
         out[members, SUMS + 2 * LOOPS : -reuse.WIDTH] = skeleton.constants
-        parts[members] = logs[members[:, None], skeleton.parts].reshape(-1, reuse.STAGES, reuse.PARTS)
+        parts[members] = logs[members[:, None, None], skeleton.parts]
         codes[members] = skeleton.codes
     end = SUMS
     for loops in INNERMOST:

@@ -23,6 +23,9 @@ SIZES = 6
 FACTORS = 4
 UNROLL = SIZES - 1
 
+#: ``IteratorAnnotation``s of TVM; from `BOUND` on loops are bound to GPU threads.
+VECTORIZE, PARALLEL, BOUND = 2, 3, 4
+
 #: A stage has no more loops, a program no more stages, a list of loops no more entries; TVM's own have at most some thirty.
 MOST_LOOPS = 64
 
@@ -47,7 +50,7 @@ class Loop:
     axis : int
         Loops that were split from one have the same.
     annotation : int
-        ``IteratorAnnotation`` of TVM: 1 unroll, 2 vectorize, 3 parallel, 4 vthread, 5 and more GPU threads.
+        ``IteratorAnnotation`` of TVM: 1 unroll, `VECTORIZE`, `PARALLEL`, 4 vthread, 5 and more GPU threads.
     """
 
     sizes: Sizes

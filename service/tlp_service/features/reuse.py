@@ -16,13 +16,14 @@ Loops bound to GPU threads share memory in other ways: a program that has them i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
-from tlp_service.features.loop_nest import SIZES, Stage
+from tlp_service.features.loop_nest import PARALLEL, SIZES, VECTORIZE, Stage
 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int8]
@@ -32,8 +33,6 @@ STAGES = 3
 #: Parts of a stage's axes that are looked at, from the innermost outwards.
 PARTS = 32
 
-#: ``IteratorAnnotation``s of TVM.
-_VECTOR, _PARALLEL = 2, 3
 #: What an axis is of; the code of a part holds it, its tile level, and whether its loop is vectorized or certainly not unrolled.
 _LAST, _OTHER, _REDUCTION, _NO_PART = range(4)
 _VECTORIZED, _ROLLED, _LEVEL = 1 << 2, 1 << 3, 1 << 4
@@ -61,7 +60,9 @@ _TRAFFIC = len(_OPERANDS) + 2
 WIDTH = _TILES + STAGES * _UNROLLED + len(_MEMORIES) * _TRAFFIC
 
 
-def parts_of(stages: Sequence[Stage | None], primitives: Sequence[Primitive]) -> tuple[list[int], Codes]:
+def parts_of(
+    stages: Sequence[Stage | None], primitives: Sequence[Primitive]
+) -> tuple[npt.NDArray[np.int32], Codes]:
     """Return the sizes that the loops of stages are made of, from the innermost outwards, and a code of each.
 
     Parameters
@@ -73,11 +74,11 @@ def parts_of(stages: Sequence[Stage | None], primitives: Sequence[Primitive]) ->
 
     Returns
     -------
-    sizes : list of int, length `STAGES` * `PARTS`
+    sizes : ndarray of int32, shape (`STAGES`, `PARTS`)
         -1 behind the last of a stage.
     codes : ndarray of int8, shape (`STAGES`, `PARTS`)
     """
-    sizes = np.full((STAGES, PARTS), -1)
+    sizes = np.full((STAGES, PARTS), -1, dtype=np.int32)
     codes = np.full((STAGES, PARTS), _NO_PART, dtype=np.int8)
     for row, stage in enumerate(stages[:STAGES]):
         loops = stage.loops if stage else []
@@ -87,12 +88,12 @@ def parts_of(stages: Sequence[Stage | None], primitives: Sequence[Primitive]) ->
         parts = []
         is_rolled = False
         for loop in reversed(loops):
-            is_rolled |= loop.annotation == _PARALLEL or not loop.sizes
-            flags = (_VECTORIZED if loop.annotation == _VECTOR else 0) + (_ROLLED if is_rolled else 0)
+            is_rolled |= loop.annotation == PARALLEL or not loop.sizes
+            flags = (_VECTORIZED if loop.annotation == VECTORIZE else 0) + (_ROLLED if is_rolled else 0)
             parts += [(size, flags + _axis_code(size, primitives, last)) for size in reversed(loop.sizes)]
         for place, (size, code) in enumerate(parts[:PARTS]):
             sizes[row, place], codes[row, place] = size, code
-    return sizes.ravel().tolist(), codes
+    return sizes, codes
 
 
 def _factors(primitives: Sequence[Primitive], size: int) -> int:
@@ -140,7 +141,7 @@ def _tiles(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
         [_total(np.where(levels >= level, parts, 0)) for level in range(_LEVELS)] for parts in by_role
     )
     both = [one + two for one, two in zip(last, other, strict=True)]
-    vector = _total(np.where(codes & _VECTORIZED, sum(by_role), 0))
+    vector = _total(np.where(codes & _VECTORIZED, _total(by_role), 0))
     bodies = [step + vector - both[level] - reduction[inner] for level, inner in _BODIES]
     lanes = np.exp2(np.minimum(vector, _LONGEST_VECTOR)) / _LANES
     return [*last, *other, *both, *reduction[:_REDUCTION_LEVELS], *bodies, lanes / np.ceil(lanes - _ROUNDING)]
@@ -148,7 +149,7 @@ def _tiles(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
 
 def _unrolled(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
     """Return what the unrolled loops of a stage run over, what they touch, and the loop that ends them."""
-    parts: Floats = sum(by_role)  # type: ignore[assignment]  # of floats, not of numbers
+    parts = _total(by_role)
     is_vector = codes & _VECTORIZED != 0
     plain = np.where(is_vector, 0, parts)
     is_open = codes & _ROLLED == 0
@@ -205,9 +206,9 @@ def _running(rows: Floats) -> Floats:
     return np.stack(list(accumulate(rows, np.add)))
 
 
-def _total(rows: Floats) -> Floats:
+def _total(rows: Floats | Sequence[Floats]) -> Floats:
     """Return the sum of rows, added one after the other: `numpy.sum` adds up one candidate's in another order than many candidates'."""
-    found: Floats = sum(rows)  # type: ignore[assignment]  # there is one row at least
+    found: Floats = reduce(np.add, rows)
     return found
 
 

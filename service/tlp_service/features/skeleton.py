@@ -18,9 +18,12 @@ import numpy.typing as npt
 from tlp_client.primitives import Primitive
 from tlp_service.features import reuse
 from tlp_service.features.loop_nest import (
+    BOUND,
     FACTORS,
     MOST_LOOPS,
+    PARALLEL,
     UNROLL,
+    VECTORIZE,
     Loop,
     Sizes,
     Stage,
@@ -35,8 +38,6 @@ INNERMOST = (16, 8, 6, 6)
 _SPATIAL_LEVELS, _REDUCTION_LEVELS, _OWN_LEVELS = 5, 3, 5
 #: ``IteratorAnnotation``s that count as one: unroll, vectorize, parallel, vthread, blockIdx, threadIdx.
 _ANNOTATIONS = ((1,), (2,), (3,), (4,), (5, 7, 9), (6, 8, 10))
-#: From here on loops are bound to GPU threads.
-_BOUND = 4
 _KINDS = "SRF?"
 
 #: Which of a stage's sums is its unroll step.
@@ -160,11 +161,9 @@ def _replayed(primitives: Sequence[Primitive]) -> Skeleton:
     filled = [sizes or (-1,) for sizes in sums]
     starts = np.cumsum([0, *map(len, filled)])[:-1]
     flat = np.array([size for sizes in filled for size in sizes], dtype=np.int32)
-    is_bound = any(loop.annotation >= _BOUND for stage in stages for loop in stage.loops)
+    is_bound = any(loop.annotation >= BOUND for stage in stages for loop in stage.loops)
     parts, codes = reuse.parts_of([] if is_bound else described, primitives)
-    return Skeleton(
-        flat, starts, np.array(constants, dtype=np.float32), np.array(parts, dtype=np.int32), codes
-    )
+    return Skeleton(flat, starts, np.array(constants, dtype=np.float32), parts, codes)
 
 
 def _sums_of(stage: Stage | None) -> list[Sizes]:
@@ -200,8 +199,8 @@ def _constants_of(stage: Stage | None) -> list[float]:
         len(stage.loops) / 16,
         float(stage.attached is not None),
         stage.attached[1] / 16 if stage.attached is not None else 0.0,
-        float(sum(loop.annotation == 2 for loop in stage.loops)),
-        float(sum(loop.annotation == 3 for loop in stage.loops)),
+        float(sum(loop.annotation == VECTORIZE for loop in stage.loops)),
+        float(sum(loop.annotation == PARALLEL for loop in stage.loops)),
     ]
 
 
@@ -209,4 +208,4 @@ def _constants_of_loop(loop: Loop | None) -> list[float]:
     if loop is None:
         return [0.0] * _CONSTANTS_A_LOOP
     kinds = [float(loop.kind == kind) for kind in _KINDS]
-    return [*kinds, loop.level / 4, float(loop.annotation == 2), float(loop.annotation == 3)]
+    return [*kinds, loop.level / 4, float(loop.annotation == VECTORIZE), float(loop.annotation == PARALLEL)]
