@@ -1,14 +1,25 @@
+import io
 import json
 import re
 
 import msgspec
+import onnx
 import pytest
 from models import write_linear_version
 
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
-from tlp_service.versions.manifest import MANIFEST, Network, read_manifest, version_name, write_version
+from tlp_service.versions.manifest import (
+    MANIFEST,
+    Network,
+    read_manifest,
+    sha256_of,
+    version_name,
+    write_version,
+)
+from tlp_service.versions.onnx_file import check_complete
 from tlp_service.versions.platforms import choose_network
+from tlp_service.versions.registry import Registry
 
 
 @pytest.fixture
@@ -81,12 +92,83 @@ def test_a_damaged_version_is_refused_with_its_reason(folder, damage, message):
         read_manifest(folder)
 
 
-def test_a_manifest_cannot_name_a_file_outside_its_folder(folder):
+@pytest.mark.parametrize(
+    "name", ["../scratch/cpu.onnx", "/etc/passwd", "a/b", "..", ".", "", ".hidden", MANIFEST]
+)
+def test_a_manifest_cannot_name_a_file_outside_its_folder(folder, name):
     document = json.loads((folder / MANIFEST).read_text())
-    document["networks"][0]["file"] = "../scratch/cpu.onnx"
+    document["networks"][0]["file"] = name
     rewrite(folder, networks=document["networks"])
-    with pytest.raises(BadVersion, match="is missing"):
+    with pytest.raises(BadVersion, match="expected the name of a file beside the manifest"):
         read_manifest(folder)
+
+
+def test_a_version_cannot_be_named_so_that_it_lands_outside_of_the_registry(folder, tmp_path):
+    manifest = read_manifest(folder)
+    name = version_name("../outside", manifest.networks)
+    rewrite(folder, model="../outside", version=name)
+    registry = Registry(tmp_path / "registry")
+    with pytest.raises(BadVersion, match="model: expected letters"):
+        registry.publish(folder)
+    assert not list(tmp_path.glob("outside*"))
+
+
+def test_a_network_that_is_too_large_is_refused_before_it_is_read(folder, monkeypatch):
+    monkeypatch.setattr("tlp_service.versions.manifest.sha256_of", lambda path: pytest.fail("it was read"))
+    with (folder / "cpu.onnx").open("r+b") as file:
+        file.truncate(3 << 30)  # sparse
+    with pytest.raises(BadVersion, match=f"expected at most {512 << 20} bytes, got {3 << 30}"):
+        read_manifest(folder)
+
+
+def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(folder):
+    with (folder / MANIFEST).open("r+b") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(BadVersion, match=f"expected at most {32 << 20} bytes, got {3 << 30}"):
+        read_manifest(folder)
+
+
+def with_external_weights(path, place):
+    """Move the weights of a network into another file, from one of the places where a tensor may stand."""
+    model = onnx.load(path)
+    weights = next(tensor for tensor in model.graph.initializer if tensor.name == "weights")
+    onnx.external_data_helper.set_external_data(weights, "weights.bin")
+    if place == "initializer":
+        (path.parent / "weights.bin").write_bytes(weights.raw_data)
+        weights.ClearField("raw_data")
+    else:
+        constant = onnx.helper.make_node("Constant", [], ["spare"], value=weights)
+        weights.ClearField("external_data")
+        weights.ClearField("data_location")
+        if place == "subgraph":
+            body = onnx.helper.make_graph([constant], "body", [], [])
+            constant = onnx.helper.make_node(
+                "If", ["condition"], ["spare"], then_branch=body, else_branch=body
+            )
+        model.graph.node.append(constant)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph"])
+def test_a_version_whose_weights_lie_in_another_file_is_refused(folder, place):
+    file = folder / "cpu.onnx"
+    with_external_weights(file, place)
+    document = json.loads((folder / MANIFEST).read_text())
+    document["networks"][0]["sha256"] = sha256_of(file)
+    networks = msgspec.convert(document["networks"], list[Network])
+    rewrite(folder, networks=document["networks"], version=version_name("published", networks))
+    with pytest.raises(BadVersion, match="one is external data, which no digest covers"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("model", ["base", "published"])
+def test_the_check_of_external_data_accepts_whole_networks_and_refuses_cut_ones(model):
+    for file in shipped_model(model).glob("*.onnx"):
+        content = file.read_bytes()
+        check_complete(io.BytesIO(content), "whole")
+        for end in (1, 100, len(content) // 2, len(content) - 1):
+            with pytest.raises(BadVersion, match="expected an ONNX file"):
+                check_complete(io.BytesIO(content[:end]), "cut")
 
 
 @pytest.mark.parametrize("model", ["base", "published"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +21,25 @@ import msgspec
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadVersion
+from tlp_service.versions.onnx_file import check_complete
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+
+#: Names of versions and of their files. They become parts of paths, so nothing else may stand in them.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+#: Bytes of a manifest or of ``active.json``. A manifest of 100 platforms has some 100 kB.
+MAX_DOCUMENT_BYTES = 32 << 20
+
+#: Bytes of an ONNX file. The networks of today have a hundredth of that.
+MAX_NETWORK_BYTES = 512 << 20
+
+#: Networks of a version: one for each of 64 platforms is the most that is learned.
+MAX_NETWORKS = 1024
+
+#: Bytes that are read and hashed at a time.
+_BLOCK_BYTES = 1 << 20
 
 
 class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,7 +194,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise BadVersion(f"no model version at {folder}: {MANIFEST} is missing")
-    manifest = parse_manifest(path.read_bytes(), str(path))
+    manifest = parse_manifest(read_bounded(path, MAX_DOCUMENT_BYTES), str(path))
     for network in manifest.networks:
         for part in (network, network.validity):
             if part is not None:
@@ -206,9 +223,20 @@ def parse_manifest(encoded: bytes, where: str) -> Manifest:
         raise BadVersion(f"{where}: {error}") from None
     if not manifest.networks:
         raise BadVersion(f"{where}: no networks")
+    if len(manifest.networks) > MAX_NETWORKS:
+        raise BadVersion(f"{where}: networks: expected at most {MAX_NETWORKS}, got {len(manifest.networks)}")
+    for name in (name for network in manifest.networks for name in network.files):
+        if not NAME.fullmatch(name) or name == MANIFEST:
+            raise BadVersion(
+                f"{where}: file: expected the name of a file beside the manifest, got {name[:140]!r}"
+            )
     expected = version_name(manifest.model, manifest.networks)
     if manifest.version != expected:
         raise BadVersion(f"{where}: the version is {manifest.version!r}, its networks make it {expected!r}")
+    if not NAME.fullmatch(manifest.version):
+        raise BadVersion(
+            f"{where}: model: expected letters, digits and ._- of at most 115 characters, got {manifest.model[:140]!r}"
+        )
     for network in manifest.networks:
         if not 0 < network.score_map.scale < math.inf:
             raise BadVersion(f"{where}: the scale of a score map is positive, not {network.score_map.scale}")
@@ -217,10 +245,38 @@ def parse_manifest(encoded: bytes, where: str) -> Manifest:
 
 def _check_file(path: Path, name: str, sha256: str) -> None:
     file = path.parent / name
-    if file.parent != path.parent or not file.is_file():
+    if not file.is_file():
         raise BadVersion(f"{path}: network {name!r} is missing")
+    check_size(file, file.stat().st_size, MAX_NETWORK_BYTES)
     if sha256_of(file) != sha256:
         raise BadVersion(f"{file}: sha256 differs from the manifest's; the file is damaged")
+    with file.open("rb") as opened:
+        check_complete(opened, str(file))
+
+
+def check_size(name: object, size: int, limit: int) -> None:
+    """Raise `BadVersion` for a file of more than `limit` bytes, before any of it is read."""
+    if size > limit:
+        raise BadVersion(f"{name}: expected at most {limit} bytes, got {size}")
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the content of a file that somebody else wrote.
+
+    Raises
+    ------
+    BadVersion
+        If it has more than `limit` bytes.
+    OSError
+        If it can't be read, or is a pipe or device, which might never end.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path}: expected a regular file")
+    with path.open("rb") as file:
+        check_size(path, os.fstat(file.fileno()).st_size, limit)
+        content = file.read(limit + 1)  # it may grow meanwhile
+    check_size(path, len(content), limit)
+    return content
 
 
 def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> Path:
@@ -272,4 +328,8 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file as hex digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
