@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from models import write_linear_version
 
 from tlp_service.cli import main
 from tlp_service.errors import BadVersion, UnknownName, VersionRefused
-from tlp_service.versions.journal import Activation, Journal
+from tlp_service.versions.journal import Activation, Journal, Mark
 from tlp_service.versions.manifest import read_manifest
 from tlp_service.versions.places import ACTIVE, place_of
 from tlp_service.versions.registry import Registry
@@ -254,12 +255,115 @@ def test_what_a_killed_writer_left_is_swept_a_day_later(tmp_path, sources):
     registry = Registry(tmp_path)
     for source in sources[:2]:
         registry.publish(source)
-    for name, age in ((".old-1", 100_000), (".new-1", 100)):
+    old, new = f".{sources[0].name}-a1b2c3d4", f".{sources[0].name}-e5f6a7b8"
+    for name, age in ((old, 100_000), (new, 100), (".Trash-1000", 100_000), (".git-old", 100_000)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     registry.prune(0, 0)
-    assert not (tmp_path / ".old-1").exists()
-    assert (tmp_path / ".new-1").exists()
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {new, ".Trash-1000", ".git-old"}
+
+
+@pytest.fixture(params=["", "local://"])
+def on_disk(request, tmp_path, sources):
+    """A registry in a folder with one version of its own, and that folder; also as fsspec reaches it."""
+    registry = Registry(f"{request.param}{tmp_path}/registry")
+    registry.publish(sources[0])
+    return registry, tmp_path / "registry"
+
+
+def test_pruning_removes_a_link_and_leaves_what_it_leads_to(on_disk, sources, tmp_path):
+    registry, folder = on_disk
+    elsewhere = tmp_path / "elsewhere" / sources[1].name
+    shutil.copytree(sources[1], elsewhere)
+    (folder / sources[1].name).symlink_to(elsewhere)
+    registry.prune(0, 0)
+    if (folder / sources[1].name).is_symlink():  # fsspec doesn't list what is a link
+        registry._place.remove(sources[1].name)
+    assert [path.name for path in folder.iterdir() if path.name[0] != "."] == []
+    assert read_manifest(elsewhere) == read_manifest(sources[1])
+
+
+@pytest.mark.parametrize("manifest", [b'{"name": "an extension", "manifest_version": 3}', b"", None])
+def test_pruning_leaves_a_folder_that_is_no_version(on_disk, sources, manifest):
+    registry, folder = on_disk
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "chapter.txt").write_text("all my work")
+    if manifest is None:  # a version under another name
+        manifest = (sources[1] / "manifest.json").read_bytes()
+    (folder / "thesis" / "manifest.json").write_bytes(manifest)
+    assert registry.prune(0, 0) == [sources[0].name]
+    assert (folder / "thesis" / "chapter.txt").read_text() == "all my work"
+
+
+def test_publishing_over_a_folder_of_something_else_leaves_it(tmp_path, sources):
+    registry = Registry(tmp_path)
+    taken = tmp_path / sources[0].name
+    taken.mkdir()
+    (taken / "cpu.onnx").write_bytes(b"half deleted")
+    (taken / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match="move it away"):
+        registry.publish(sources[0])
+    assert (taken / "notes.txt").read_text() == "mine"
+    (taken / "notes.txt").unlink()
+    assert registry.publish(sources[0]) == sources[0].name  # what a killed removal left
+    assert read_manifest(taken) == read_manifest(sources[0])
+
+
+def test_a_link_that_leads_nowhere_is_replaced_by_the_version(tmp_path, sources):
+    registry = Registry(tmp_path / "registry")
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry" / sources[0].name).symlink_to(tmp_path / "gone")
+    assert registry.publish(sources[0]) == sources[0].name
+    assert read_manifest(tmp_path / "registry" / sources[0].name) == read_manifest(sources[0])
+
+
+@pytest.mark.parametrize("name", [ACTIVE, "manifest.json"])
+def test_a_document_that_is_too_large_is_refused_before_it_is_kept(on_disk, sources, name):
+    registry, folder = on_disk
+    path = folder / name if name == ACTIVE else folder / sources[0].name / name
+    with path.open("wb") as file:
+        file.truncate(3 << 30)  # sparse
+    with pytest.raises(BadVersion, match=f"expected at most {32 << 20} bytes"):
+        registry.journal() if name == ACTIVE else registry.manifest(sources[0].name)
+
+
+def test_a_network_that_is_too_large_is_not_copied_from_a_remote_place(tmp_path, sources):
+    registry = Registry(f"local://{tmp_path}/registry")
+    registry.publish(sources[0])
+    with (tmp_path / "registry" / sources[0].name / "cpu.onnx").open("r+b") as file:
+        file.truncate(3 << 30)
+    with (
+        pytest.raises(BadVersion, match=f"expected at most {512 << 20} bytes"),
+        registry.checkout(sources[0].name),
+    ):
+        pytest.fail("it was lent")
+
+
+def test_only_the_files_that_the_manifest_names_are_copied_from_a_remote_place(tmp_path, sources):
+    registry = Registry(f"local://{tmp_path}/registry")
+    registry.publish(sources[0])
+    (tmp_path / "registry" / sources[0].name / "core.dump").write_bytes(b"x")
+    with registry.checkout(sources[0].name) as folder:
+        assert {path.name for path in folder.iterdir()} == {"manifest.json", "cpu.onnx", "gpu.onnx"}
+
+
+def test_a_document_that_is_a_pipe_is_an_error_and_no_endless_wait(tmp_path):
+    os.mkfifo(tmp_path / ACTIVE)
+    with pytest.raises(OSError, match="expected a regular file"):
+        Registry(tmp_path).journal()
+
+
+def test_the_document_stays_small_however_much_is_marked(sources):
+    journal = Journal()
+    for number in range(300):
+        mark = Mark("rejected", "x" * 100_000, "", {"figures": "y" * 1000})
+        journal = journal.marked(f"v{number}", mark)
+    assert len(journal.marks) == 300
+    assert all(mark.state == "rejected" for mark in journal.marks.values())
+    assert [name for name, mark in journal.marks.items() if mark.figures] == [
+        f"v{n}" for n in range(200, 300)
+    ]
+    assert len(journal.encode()) < 300 * 2_300 + 100 * 1_300
 
 
 def test_an_unknown_kind_of_url_is_an_error_of_the_registry(capsys):

@@ -15,6 +15,12 @@ FORM = 1
 #: Activations that are remembered.
 _MOST_ACTIVATIONS = 200
 
+#: Marks that keep their figures; earlier ones keep state and reason. So the document stays small, whatever is never pruned.
+_MAX_MARKS_WITH_FIGURES = 100
+
+#: Characters of a mark's reason, which may hold what another program says.
+_MAX_REASON = 2000
+
 
 class Activation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version that began to serve.
@@ -77,6 +83,11 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: list[Activation] = []
     marks: dict[str, Mark] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing: that of a registry which holds none yet, or which can't be seen any more."""
+        return self.active is None and not self.history and not self.marks
+
     @classmethod
     def decode(cls, encoded: bytes | None) -> Journal:
         """Read the document; without one nothing serves yet.
@@ -108,7 +119,12 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def marked(self, version: str, mark: Mark) -> Journal:
         """Return the journal with a mark."""
-        return Journal(FORM, self.active, self.history, {**self.marks, version: mark})
+        others = {name: held for name, held in self.marks.items() if name != version}
+        bounded = msgspec.structs.replace(mark, reason=mark.reason[:_MAX_REASON])
+        marks = {**others, version: bounded}
+        for name in list(marks)[:-_MAX_MARKS_WITH_FIGURES]:
+            marks[name] = msgspec.structs.replace(marks[name], figures={})
+        return Journal(FORM, self.active, self.history, marks)
 
     def without(self, versions: list[str]) -> Journal:
         """Return the journal without the marks of versions that are deleted."""

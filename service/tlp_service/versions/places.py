@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -16,7 +17,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tlp_service.versions.manifest import MANIFEST, Manifest, write_version
+from tlp_service.errors import BadVersion
+from tlp_service.versions.manifest import (
+    MANIFEST,
+    MAX_DOCUMENT_BYTES,
+    MAX_NETWORK_BYTES,
+    Manifest,
+    check_size,
+    parse_manifest,
+    read_bounded,
+    write_version,
+)
 
 ACTIVE = "active.json"
 
@@ -24,6 +35,12 @@ _LOCK = ".lock"
 
 #: Seconds after which what was written aside has been given up by its writer.
 _ABANDONED_S = 86_400
+
+#: What `write_version`, `Folder.remove` and `Folder.change` write aside. Other hidden files, such as ``.Trash-1000``, are not ours.
+_ASIDE = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{12}|active)-[a-z0-9_]{8}")
+
+#: Bytes that are copied from a remote place at a time; most networks come in one piece.
+_BLOCK_BYTES = 16 << 20
 
 #: Times that a change is made anew because another one overwrote it.
 _TRIES = 5
@@ -38,7 +55,13 @@ class Place(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """Return a file, by its name below the registry; None if it is not there."""
+        """Return a document, by its name below the registry; None if it is not there.
+
+        Raises
+        ------
+        BadVersion
+            If it is larger than any document of a registry.
+        """
 
     @abstractmethod
     def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
@@ -50,7 +73,7 @@ class Place(ABC):
 
     @abstractmethod
     def remove(self, version: str) -> None:
-        """Delete a version."""
+        """Delete a version, but nothing that it only links to."""
 
     @abstractmethod
     def checkout(self, version: str) -> contextlib.AbstractContextManager[Path]:
@@ -70,7 +93,7 @@ class Folder(Place):
     def read(self, name: str) -> bytes | None:
         """Return a file, or None."""
         try:
-            return (self._path / name).read_bytes()
+            return read_bounded(self._path / name, MAX_DOCUMENT_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -95,18 +118,38 @@ class Folder(Place):
         """Copy a version aside, then rename it."""
         with self._locked():
             target = self._path / manifest.version
-            if target.exists() and not (target / MANIFEST).exists():
-                shutil.rmtree(target)  # half deleted
             names = [name for network in manifest.networks for name in network.files]
+            if target.is_symlink() and not target.exists():
+                target.unlink()  # it leads nowhere any more
+            elif target.exists() and not (target / MANIFEST).exists():
+                self._clear(target, names)
             write_version(self._path, manifest, {name: source / name for name in names})
 
     def remove(self, version: str) -> None:
         """Delete a version, and what writers that were killed left aside."""
-        (self._path / version / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(self._path / version, ignore_errors=True)
-        for aside in self._path.glob(".*-*"):
-            if time.time() - aside.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+        path = self._path / version
+        if path.is_symlink():
+            path.unlink()  # what it leads to is somebody else's
+        elif path.is_dir():
+            aside = tempfile.mkdtemp(prefix=f".{version}-", dir=self._path)
+            os.replace(path, aside)  # so that no half version is ever seen
+            shutil.rmtree(aside)
+        for left in self._path.iterdir():
+            if _ASIDE.fullmatch(left.name) and time.time() - left.lstat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
+    def _clear(self, folder: Path, names: list[str]) -> None:
+        """Remove the folder of a version that was half deleted.
+
+        Raises
+        ------
+        OSError
+            If it holds anything else than files of that version.
+        """
+        others = {path.name for path in folder.iterdir()} - set(names) if folder.is_dir() else {folder.name}
+        if folder.is_symlink() or others:
+            raise OSError(f"{folder}: expected a version or nothing, found something else; move it away")
+        shutil.rmtree(folder)
 
     @contextlib.contextmanager
     def checkout(self, version: str) -> Iterator[Path]:
@@ -150,9 +193,11 @@ class Remote(Place):
         """Return a file, or None."""
         with _reaching(self._url):
             try:
-                return bytes(self._fs.cat_file(self._at(name)))
+                content = bytes(self._fs.cat_file(self._at(name), end=MAX_DOCUMENT_BYTES + 1))
             except FileNotFoundError:
                 return None
+        check_size(f"{self._url}/{name}", len(content), MAX_DOCUMENT_BYTES)
+        return content
 
     def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
         """Replace the document, and look whether that lasted."""
@@ -176,20 +221,44 @@ class Remote(Place):
     def remove(self, version: str) -> None:
         """Delete a version, its manifest first."""
         with _reaching(self._url):
+            entry = self._fs.info(self._at(version))
+            if entry.get("islink") or entry.get("type") == "link":
+                self._fs.rm_file(self._at(version))  # what it leads to is somebody else's
+                return
             self._fs.rm_file(self._at(f"{version}/{MANIFEST}"))
             self._fs.rm(self._at(version), recursive=True)
 
     @contextlib.contextmanager
     def checkout(self, version: str) -> Iterator[Path]:
-        """Lend a copy."""
+        """Lend a copy of the files that the manifest names."""
         with tempfile.TemporaryDirectory(prefix="tlp-version-") as scratch:
             folder = Path(scratch, version)
             folder.mkdir()
-            # Whoever reads the version says what is missing.
-            with _reaching(self._url), contextlib.suppress(FileNotFoundError):
-                for file in self._fs.ls(self._at(version), detail=False):
-                    (folder / str(file).rsplit("/", 1)[-1]).write_bytes(self._fs.cat_file(file))
+            encoded = self.read(f"{version}/{MANIFEST}")
+            if encoded is not None:  # whoever reads the version says what is missing
+                (folder / MANIFEST).write_bytes(encoded)
+                for name in _files_of(encoded):
+                    self._fetch(f"{version}/{name}", folder / name)
             yield folder
+
+    def _fetch(self, name: str, target: Path) -> None:
+        """Copy a network by blocks; one that is not there is not copied.
+
+        Raises
+        ------
+        BadVersion
+            If it is larger than any network may be.
+        """
+        source = f"{self._url}/{name}"
+        with _reaching(self._url), contextlib.suppress(FileNotFoundError):
+            size = self._fs.size(self._at(name))
+            if size is None:
+                raise OSError(f"{source}: expected a store that tells the size of a file")
+            check_size(source, size, MAX_NETWORK_BYTES)
+            with target.open("wb") as local:
+                for start in range(0, size, _BLOCK_BYTES):
+                    end = min(size, start + _BLOCK_BYTES)
+                    local.write(self._fs.cat_file(self._at(name), start=start, end=end))
 
     def _write(self, name: str, content: bytes) -> None:
         with _reaching(self._url):
@@ -200,12 +269,21 @@ class Remote(Place):
         return f"{self._root}/{name}"
 
 
+def _files_of(encoded: bytes) -> list[str]:
+    """Return the files that a manifest names, none if it is damaged, which whoever reads the version will say."""
+    try:
+        manifest = parse_manifest(encoded, MANIFEST)
+    except BadVersion:
+        return []
+    return list(dict.fromkeys(name for network in manifest.networks for name in network.files))
+
+
 @contextlib.contextmanager
 def _reaching(url: str) -> Iterator[None]:
     """Raise all that goes wrong as OSError; the exceptions of fsspec's file systems have no common base."""
     try:
         yield
-    except OSError:
+    except (OSError, BadVersion):
         raise
     except Exception as error:
         raise OSError(f"{url}: {type(error).__name__}: {error}") from error

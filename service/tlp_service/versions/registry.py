@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,11 @@ import msgspec
 
 from tlp_service.errors import BadVersion, UnknownName, VersionRefused
 from tlp_service.versions.journal import Activation, Journal, Mark, now
-from tlp_service.versions.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from tlp_service.versions.manifest import MANIFEST, NAME, Manifest, parse_manifest, read_manifest
 from tlp_service.versions.places import ACTIVE, place_of
 
 #: Versions that `Registry.prune` keeps: the newest, and those that served last.
 KEEP = 10
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class Registry:
             If the manifest is damaged, or is another version's.
         """
         # What a caller writes becomes a part of a path.
-        encoded = self._place.read(f"{version}/{MANIFEST}") if _NAME.fullmatch(version) else None
+        encoded = self._place.read(f"{version}/{MANIFEST}") if NAME.fullmatch(version) else None
         if encoded is None:
             raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
         manifest = parse_manifest(encoded, f"{version}/{MANIFEST}")
@@ -113,7 +110,7 @@ class Registry:
     @contextlib.contextmanager
     def checkout(self, version: str) -> Iterator[Path]:
         """Lend a local folder with a version, to load it from within the context."""
-        if not _NAME.fullmatch(version):  # it becomes a part of a path
+        if not NAME.fullmatch(version):  # it becomes a part of a path
             raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
         with self._place.checkout(version) as folder:
             yield folder
@@ -213,7 +210,7 @@ class Registry:
         return self._change(make)
 
     def prune(self, keep: int = KEEP, recent: int = KEEP) -> list[str]:
-        """Delete versions and return their names.
+        """Delete versions and return their names. What can't be read as a version stays.
 
         Parameters
         ----------
@@ -222,13 +219,14 @@ class Registry:
         recent : int
             The ones that served last that stay; the active one always does, and the one that a roll-back would return to.
         """
-        newest = [held.manifest.version for held in self.versions()[:keep]]
+        held = [held.manifest.version for held in self.versions()]  # and no folder that only looks like one
+        newest = held[:keep]
         pruned: list[str] = []
 
         def make(journal: Journal) -> Journal:
             # Within the change, so that none is deleted that another one lets serve just now.
             staying = {*newest, *journal.recent(recent), journal.active, self._previous(journal)}
-            pruned[:] = sorted(set(self._place.versions()) - staying)
+            pruned[:] = sorted(set(held) & set(self._place.versions()) - staying)
             for version in pruned:
                 self._place.remove(version)
             return journal.without(pruned)
