@@ -28,7 +28,7 @@ from tvm.auto_scheduler.cost_model.cost_model import PythonBasedModel
 from tvm.auto_scheduler.measure import PythonBasedMeasureCallback
 
 from tlp_client.connection import Connection, Round
-from tlp_client.errors import BadAnswer, InvalidInput
+from tlp_client.errors import BadAnswer, InvalidInput, Refused
 from tlp_client.fallback import LocalFallback
 from tlp_client.outbox import Outbox
 from tlp_client.records import RecordParser, split_primitives
@@ -291,7 +291,10 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         with self._lock:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
-            log.warning("the cost-model service does not score, falling back to local scores: %s", error)
+            remedy = f"; {error.remedy}" if isinstance(error, Refused) else ""
+            log.warning(
+                "the cost-model service does not score, falling back to local scores: %s%s", error, remedy
+            )
 
     def _recover(self) -> None:
         with self._lock:

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 _LONGEST_DEADLINE_S = 86_400
 
+#: Characters of an error that are kept: it goes into logs.
+_MAX_MESSAGE = 1000
+
 #: seconds before the second try of a request whose server did not name any
 _RETRY_PAUSE_S = 0.1
 
@@ -210,11 +213,11 @@ class Connection:
         Raises
         ------
         ServiceError
-            If they were not acknowledged. Sent again under the same ids they are not counted twice.
+            If they were not acknowledged, each of them. Sent again under the same ids they are not counted twice.
         """
         body = encode_measurements(lines, worker=worker, platform=self.platform, version=version)
         answer = self._post("/v1/measurements", body, self._clock() + timeout_s)
-        return decode_measurement_answer(answer.body)
+        return decode_measurement_answer(answer.body, len(lines))
 
     def _post(
         self, path: str, body: bytes, deadline: float, headers: Mapping[str, str] | None = None
@@ -249,13 +252,18 @@ class Connection:
 def _refusal(answer: HttpAnswer) -> ServiceError:
     try:
         document = json.loads(answer.body)
-        message, code = str(document["error"]), str(document.get("code", ""))
+        message, code = str(document["error"])[:_MAX_MESSAGE], str(document.get("code", ""))[:_MAX_MESSAGE]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         message, code = answer.body[:200].decode(errors="replace"), ""  # a proxy's page, not our answer
     if 200 < answer.status < 400:
         return BadAnswer(f"status {answer.status}, which this service does not send")
+    return Refused(answer.status, message, code, _retry_after(answer.headers))
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a server asks to wait; None where it states none, or a date, or what no clock can add."""
     try:
-        retry_after = max(0.0, float(answer.headers["retry-after"]))
+        seconds = float(headers["retry-after"])
     except (KeyError, ValueError):
-        retry_after = None
-    return Refused(answer.status, message, code, retry_after)
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_DEADLINE_S else None

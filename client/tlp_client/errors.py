@@ -6,7 +6,10 @@
     ├── InvalidInput            a document, record or primitive breaks a rule; says what and where
     │   ├── InvalidPrimitive
     │   ├── InvalidRecord
-    │   └── InvalidRequest
+    │   └── InvalidRequest      has a code for programs
+    │       ├── UnknownFormat   another version of the wire format: not for this server
+    │       ├── UnknownField    a field that this server does not know
+    │       └── Unsupported     a value that this server does not know
     └── ServiceError            the service gave no usable answer
         ├── Unreachable         no connection, a closed socket, a half-sent body
         ├── DeadlineExceeded    no whole answer within the deadline
@@ -17,6 +20,7 @@
 from __future__ import annotations
 
 import reprlib
+from typing import ClassVar, TypeGuard
 
 
 class TLPError(Exception):
@@ -37,6 +41,27 @@ class InvalidRecord(InvalidInput):
 
 class InvalidRequest(InvalidInput):
     """A predict or measurement request that is well-formed JSON but breaks the wire format."""
+
+    #: for programs, as the answer states it
+    code: ClassVar[str] = "invalid"
+
+
+class UnknownFormat(InvalidRequest):
+    """A request of another version of the wire format. A server of that version may take it."""
+
+    code = "unknown_format"
+
+
+class UnknownField(InvalidRequest):
+    """A request with a field that this server does not know. A later server may."""
+
+    code = "unknown_field"
+
+
+class Unsupported(InvalidRequest):
+    """A request with a value that this server does not know where it knows others. A later server may."""
+
+    code = "unsupported"
 
 
 class ServiceError(TLPError):
@@ -82,12 +107,27 @@ class Refused(ServiceError):
         """Whether the same request may succeed a little later."""
         return self.status in (429, 500, 502, 503, 504)
 
+    @property
+    def remedy(self) -> str:
+        """What the user can do about it, by the class of the status: later servers have codes that this client does not know."""
+        if self.is_transient:
+            return "the service may answer again later; see its log"
+        if self.status in (401, 403, 407):
+            return "a proxy or the service wants other credentials"
+        if self.status in (404, 405) and self.code in ("", "http"):
+            return "check the URL of the service"
+        if self.status == 413:
+            return "raise the limit of the service (TLP_MAX_BODY_MIB) or of the proxy before it"
+        if self.status in (400, 415, 422):
+            return "service and client may be of different releases: update the older one"
+        return "see the log of the service"
+
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 60
 
 
-def is_text(value: object) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Return whether a value is a string that UTF-8 can hold; JSON has escapes for others."""
     if not isinstance(value, str):
         return False

@@ -45,6 +45,10 @@ class LockedFile:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError:
             return None
+        return cls._lock(path, descriptor)
+
+    @classmethod
+    def _lock(cls, path: Path, descriptor: int) -> LockedFile | None:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Between the two calls above an owner may have replaced or removed it.
@@ -52,6 +56,18 @@ class LockedFile:
                 return cls(path, descriptor)
         os.close(descriptor)
         return None
+
+    @classmethod
+    def take_or_make(cls, path: Path) -> LockedFile | None:
+        """Lock a file that has no owner, made if there is none; None if another process has it, or renames it meanwhile.
+
+        Raises
+        ------
+        OSError
+            If it cannot be opened.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        return cls._lock(path, descriptor)
 
     def append(self, content: bytes) -> None:
         """Write at the end, all of it or, if the disk does not take that, nothing.

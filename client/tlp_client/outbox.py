@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import multiprocessing.util
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tlp_client.connection import Connection
-from tlp_client.errors import Refused, ServiceError
+from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError
 from tlp_client.fork import call_in_child
+from tlp_client.letter_queue import LetterQueue
 from tlp_client.spool import Letter, Spool
+from tlp_client.wire.fields import is_name
 
 log = logging.getLogger(__name__)
 
 #: ids of acknowledged records that are remembered
 _REMEMBERED_IDS = 65_536
+
+#: Refused records of one answer that are logged.
+_MAX_LOGGED = 3
+
+#: Characters of a record that are logged where no file keeps it.
+_MAX_LOGGED_CHARACTERS = 2000
 
 
 class Outbox:
@@ -28,6 +37,10 @@ class Outbox:
     The ids stay the same however often a record is sent, so none is counted twice. Letters live in memory, and in the file of
     the spool for the case that this process is killed: the next one sends them first, in order, under the worker's name
     that they had.
+
+    A letter goes when the service has accounted for it: accepted, known already, or rejected by itself. A rejected one goes to
+    the spool's quarantine. A request that is refused as a whole is no verdict on its letters, whatever the answer says: another
+    server, or the same one after an upgrade, may take them. They wait, and are sent after all others.
 
     Parameters
     ----------
@@ -65,12 +78,10 @@ class Outbox:
         self._spool = spool
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
-        self._batch = batch
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
-        self._letters: deque[Letter] = deque()
-        self._bytes = 0  # of the lines in it
-        self._waiting_ids: set[str] = set()
+        self._letters = LetterQueue(batch)
+        self._warned: set[object] = set()  # kinds of refusals, until all that was refused got through
         self._gone_ids: dict[str, None] = {}  # of the last that went, oldest first
         self._changed = threading.Condition()
         self._closed = False
@@ -86,8 +97,6 @@ class Outbox:
     def _begin_anew(self) -> None:
         """Forget, in a child of fork, what the parent sends, and the thread that only the parent has."""
         self._letters.clear()
-        self._bytes = 0
-        self._waiting_ids.clear()
         if self._spool is not None:
             self._spool.begin_anew()
         self._changed = threading.Condition()
@@ -117,7 +126,7 @@ class Outbox:
             new = [
                 letter
                 for id_, letter in letters.items()
-                if id_ not in self._waiting_ids and id_ not in self._gone_ids
+                if id_ not in self._letters and id_ not in self._gone_ids
             ]
             if self._spool is not None:
                 self._spool.add(new)
@@ -125,12 +134,10 @@ class Outbox:
 
     def _take(self, letters: Iterable[Letter]) -> None:
         for letter in letters:
-            self._letters.append(letter)
-            self._waiting_ids.add(letter.id)
-            self._bytes += len(letter.line)
+            self._letters.add(letter)
         dropped = []
-        while len(self._letters) > self._capacity or self._bytes > self._capacity_bytes:
-            dropped.append(self._take_out_first())
+        while len(self._letters) > self._capacity or self._letters.characters > self._capacity_bytes:
+            dropped.append(self._letters.drop_oldest())
         if dropped and not self.dropped:
             log.warning("the service has not taken measurements for long; the oldest are dropped")
         self.dropped += len(dropped)
@@ -140,12 +147,6 @@ class Outbox:
             self._thread = threading.Thread(target=self._run, name="tlp-outbox", daemon=True)
             self._thread.start()
         self._changed.notify_all()
-
-    def _take_out_first(self) -> str:
-        letter = self._letters.popleft()
-        self._waiting_ids.discard(letter.id)
-        self._bytes -= len(letter.line)
-        return letter.id
 
     @property
     def waiting(self) -> int:
@@ -159,7 +160,7 @@ class Outbox:
         return self._spool.folder if self._spool is not None and is_kept else None
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every record is acknowledged or refused, and return whether that happened in time."""
+        """Wait until every record is acknowledged or rejected, and return whether that happened in time."""
         self._hurry.set()
         with self._changed:
             return self._changed.wait_for(lambda: not self._letters, timeout_s)
@@ -182,12 +183,15 @@ class Outbox:
                     # Not in `close`: while a batch is on its way, no other process may adopt it.
                     self._close_spool()
                     return
-                batch = self._next_batch()
+                batch = self._letters.next_batch()
             try:
                 self._send(batch)
                 pause_s = self._first_pause_s
             except ServiceError as error:
                 log.debug("%d measurements wait: %s", len(self._letters), error)
+                self._refuse(batch, error)
+                if isinstance(error, Refused) and error.status == 413 and len(batch) > 1:
+                    continue  # half of it may be small enough
                 self._hurry.wait(pause_s)
                 self._hurry.clear()
                 pause_s = min(2 * pause_s, self._longest_pause_s)
@@ -200,46 +204,65 @@ class Outbox:
         if self._spool is not None:
             self._spool.close()
 
-    def _next_batch(self) -> list[Letter]:
-        """Return the first letters of one version and worker; they stay in the box until they are acknowledged."""
-        first = self._letters[0]
-        batch: list[Letter] = []
-        for letter in self._letters:
-            is_alike = (letter.version, letter.worker) == (first.version, first.worker)
-            if not is_alike or len(batch) == self._batch:
-                break
-            batch.append(letter)
-        return batch
-
     def _send(self, batch: list[Letter]) -> None:
-        try:
-            answer = self._connection.send(
-                [(letter.id, letter.line) for letter in batch],
-                worker=batch[0].worker,
-                version=batch[0].version,
-            )
-        except Refused as error:
-            if error.status != 413 and error.code not in ("invalid", "malformed"):
-                raise  # of the server, or of something else at its address: not of these records
-            if len(batch) > 1:
-                # One of them is to blame. Halves find it, and let the others through.
-                self._send(batch[: len(batch) // 2])
-                self._send(batch[len(batch) // 2 :])
-                return
-            log.warning("the service refuses a measurement: %s", error.message)
+        answer = self._connection.send(
+            [(letter.id, letter.line) for letter in batch],
+            worker=batch[0].worker,
+            version=batch[0].version,
+        )
+        self._keep_rejected({batch[position]: reason for position, reason in answer.rejected.items()})
+        self._remove(batch, rejected=len(answer.rejected))
+        if self._warned and not self._letters.has_set_back:
+            log.info("the service takes measurements again")
+            self._warned.clear()
+
+    def _refuse(self, batch: list[Letter], error: ServiceError) -> None:
+        """Set letters back whose request got an answer that does not account for them; they stay first where there was none."""
+        is_answered = isinstance(error, (BadAnswer, DeadlineExceeded, Refused))
+        if not is_answered or (isinstance(error, Refused) and error.status in (429, 503)):
+            return
+        reason = _undeliverable(batch[0], error) if len(batch) == 1 else None
+        if reason is not None:
+            self._keep_rejected({batch[0]: reason})
             self._remove(batch, rejected=1)
             return
-        for reason in list(answer.rejected.values())[:3]:
+        with self._changed:
+            self._letters.set_back(batch)
+        self._warn(error)
+
+    def _warn(self, error: ServiceError) -> None:
+        """Say once of each kind of refusal that letters wait, and why."""
+        kind = (error.status, error.code) if isinstance(error, Refused) else type(error)
+        if kind in self._warned or isinstance(error, DeadlineExceeded):
+            return
+        self._warned.add(kind)
+        remedy = f"; {error.remedy}" if isinstance(error, Refused) else ""
+        place = f"in {self.folder}" if self.folder else "in memory"
+        log.warning("the service does not take measurements, which wait %s: %s%s", place, error, remedy)
+
+    def _keep_rejected(self, rejected: Mapping[Letter, str]) -> None:
+        """Put letters into quarantine, or into the log where there is none."""
+        for reason in list(rejected.values())[:_MAX_LOGGED]:
             log.warning("the service refuses a measurement: %s", reason)
-        self._remove(batch, rejected=len(answer.rejected))
+        entries = [{**asdict(letter), "reason": reason} for letter, reason in rejected.items()]
+        if not entries:
+            return
+        kept: object = "there is no outbox folder"
+        if self._spool is not None:
+            try:
+                self._spool.quarantine.add(entries)
+            except OSError as error:
+                kept = error
+            else:
+                log.info("%d refused measurements are kept in %s", len(entries), self._spool.quarantine.path)
+                return
+        for entry in entries:
+            text = json.dumps(entry)[:_MAX_LOGGED_CHARACTERS]
+            log.warning("a refused measurement is not kept (%s): %s", kept, text)
 
     def _remove(self, batch: list[Letter], rejected: int) -> None:
-        sent = {letter.id for letter in batch}
         with self._changed:
-            # Letters may have been dropped meanwhile, so those sent are found by id at the head.
-            gone = []
-            while self._letters and self._letters[0].id in sent:
-                gone.append(self._take_out_first())
+            gone = self._letters.remove(batch)  # some may have been dropped meanwhile
             self._gone_ids.update(dict.fromkeys(gone))
             while len(self._gone_ids) > _REMEMBERED_IDS:
                 del self._gone_ids[next(iter(self._gone_ids))]
@@ -248,6 +271,22 @@ class Outbox:
             self.rejected += rejected
             self.acknowledged += len(batch) - rejected
             self._changed.notify_all()
+
+
+def _undeliverable(letter: Letter, error: ServiceError) -> str | None:
+    """Return why a letter whose request was refused, though it was alone in it, can never be delivered; None where it may be."""
+    if isinstance(error, Refused) and (error.status, error.code) == (413, "too_large"):
+        return f"too large for the service: {error.message}"
+    # What is damaged on the disk spoils its request, and no server can say so of the record alone.
+    try:
+        is_object = isinstance(json.loads(letter.line), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        return "its line is not a JSON object"
+    if not is_name(letter.worker) or not (letter.version is None or is_name(letter.version)):
+        return "its worker or version is not a name"
+    return None
 
 
 def _flush_at_exit(outbox: Outbox, wait_s: float) -> None:

@@ -2,7 +2,8 @@
 
 A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service and the platform that the letters are
 for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
-it as long as it lives; a file without a lock is adopted by the next process that sends to the same address.
+it as long as it lives; a file without a lock is adopted by the next process that sends to the same address. Lines of it that
+cannot be read go to the quarantine (`tlp_client.quarantine`).
 
 Nothing here raises because of the disk: the search goes on, and letters are in memory, too.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from tlp_client.errors import is_text
 from tlp_client.locked_file import IS_AVAILABLE, LockedFile
+from tlp_client.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class Spool:
         self.folder = folder
         address = f"{url.rstrip('/')}\n{platform}".encode()
         self._address = hashlib.sha256(address).hexdigest()[:16]  # a URL may hold a password
+        self.quarantine = Quarantine(folder, self._address)
         self._file: LockedFile | None = None
         self._sizes: dict[str, int] = {}  # of the lines that are needed, by id
         self._needed_bytes = 0
@@ -103,7 +106,7 @@ class Spool:
         """
         taken: list[LockedFile] = []
         letters: dict[str, Letter] = {}
-        damaged = 0
+        damaged: list[bytes] = []
         try:
             for path in self._abandoned():
                 if sum(file.size for file in taken) > most_bytes // 2:
@@ -112,6 +115,7 @@ class Spool:
                 if file is not None:
                     taken.append(file)
                     damaged += _read_letters(file.path, letters)
+            self._keep_damaged(damaged)
             if letters:
                 self._write_anew(letters.values())
             # Killed before this line, both files hold the letters; the next to adopt them knows them by their ids.
@@ -123,9 +127,17 @@ class Spool:
         finally:
             for file in taken:
                 file.close()
-        if damaged:
-            log.warning("%d damaged lines of waiting measurements are skipped", damaged)
         return list(letters.values())
+
+    def _keep_damaged(self, lines: Collection[bytes]) -> None:
+        """Put lines that are no letters into quarantine: a later client may have written them."""
+        if not lines:
+            return
+        # A last line without its end was cut by a kill; its measurement is not whole.
+        whole = [line.decode(errors="replace") for line in lines if line.endswith(b"\n") and line.strip()]
+        self.quarantine.add({"text": text, "reason": "this client cannot read it"} for text in whole)
+        kept = f"; {len(whole)} of them are kept in {self.quarantine.path}" if whole else ""
+        log.warning("%d damaged lines of waiting measurements are skipped%s", len(lines), kept)
 
     def add(self, letters: Collection[Letter]) -> None:
         """Write letters down. What a full disk does not take is in memory only."""
@@ -228,9 +240,9 @@ def _is_old(path: Path) -> bool:
         return False
 
 
-def _read_letters(path: Path, letters: dict[str, Letter]) -> int:
-    """Add the letters that are not gone, in order; return how many lines are damaged, a cut last one included."""
-    damaged = 0
+def _read_letters(path: Path, letters: dict[str, Letter]) -> list[bytes]:
+    """Add the letters that are not gone, in order; return the lines that are damaged, a cut last one included."""
+    damaged = []
     with open(path, "rb") as lines:
         for line in lines:
             try:
@@ -241,8 +253,8 @@ def _read_letters(path: Path, letters: dict[str, Letter]) -> int:
                 else:
                     letter = _read_letter(fields)
                     letters.setdefault(letter.id, letter)
-            except (ValueError, TypeError, RecursionError):
-                damaged += 1
+            except (ValueError, TypeError, KeyError, RecursionError):
+                damaged.append(line)
     return damaged
 
 
@@ -250,8 +262,9 @@ def _line_of(letter: Letter) -> bytes:
     return json.dumps(asdict(letter)).encode() + b"\n"
 
 
-def _read_letter(fields: dict[str, object]) -> Letter:
-    letter = Letter(**fields)  # type: ignore[arg-type]  # checked below
+def _read_letter(fields: dict[str, str]) -> Letter:
+    # Fields that a later client adds are passed over: its measurements are sent without them, not lost.
+    letter = Letter(fields["id"], fields["line"], fields["version"], fields["worker"])
     texts = [letter.id, letter.line, letter.worker, *([] if letter.version is None else [letter.version])]
     if not all(is_text(text) for text in texts):
         raise ValueError("a letter is made of text")

@@ -9,22 +9,25 @@
     │   └── DamagedRecords            none: a file of a record store
     ├── TrainingDiverged              none: a loss that is not finite
     └── ApiError                      the `status` of the class
-        ├── MalformedBody             400   (code malformed, content_type)
+        ├── MalformedBody             400   (code malformed, content_type, unsupported)
         ├── NotAuthorized             401   without the admin key
         ├── NotAllowed                403   there is no admin key, so nobody may
         ├── UnknownName               404   (code unknown_version, unknown_platform)
         ├── VersionGone               409   no longer loaded
         ├── VersionRefused            409   may not serve, or there is none to return to
         ├── BodyTooLarge              413
-        ├── InvalidBody               422
+        ├── InvalidBody               422   (code invalid, unknown_format, unknown_field, unsupported)
         ├── QueueFull                 429   with Retry-After
         ├── ClientGone                499   which nobody receives
         ├── ScoringFailed             500
         ├── NotReady                  503
         └── DeadlinePassed            504
 
-``tlp_client.errors.InvalidRequest``, which the readers of the wire format raise, is answered as InvalidBody. Every answer
-other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
+``tlp_client.errors.InvalidRequest``, which the readers of the wire format raise, is answered as InvalidBody with its own code. Every
+answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
+
+``invalid`` and ``malformed`` say that the request is wrong for every server. ``unknown_format``, ``unknown_field`` and
+``unsupported`` say that this server, or this release of it, does not take it, and that another may.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class ApiError(ServiceFault):
 
 
 class MalformedBody(ApiError):
-    """The body is not JSON, not gzip, was cut, or is of a type that the route does not read."""
+    """The body is not JSON, was cut, or is of a type or encoding that the route does not read."""
 
     status, code = 400, "malformed"
 
@@ -111,7 +114,7 @@ class BodyTooLarge(ApiError):
 
 
 class InvalidBody(ApiError):
-    """Well-formed JSON that breaks the wire format; names the candidate and the primitive."""
+    """Well-formed JSON that breaks the wire format, or that this server cannot take; names the candidate and the primitive."""
 
     status, code = 422, "invalid"
 

@@ -56,7 +56,7 @@ class Metrics:
         )
         self.cached = Counter(
             "tlp_candidates_cached",
-            "Candidates that clients did not ask for again, as they say.",
+            "Candidates that clients had scores of and did not ask for again, as they report; at most TLP_MAX_CANDIDATES a request.",
             registry=registry,
         )
         self.waiting = Gauge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from prometheus_client.core import GaugeMetricFamily
@@ -30,10 +30,14 @@ _GAUGES = {
 }
 
 
+#: A count that a float holds: a JSON integer may have hundreds of digits.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
 class _Figures(msgspec.Struct):
     """Those that have a gauge; a recorder of another release may tell others."""
 
-    measured: int
+    measured: _Count
     serving: bool
     failed_share: float | None = None
     pair_accuracy: float | None = None

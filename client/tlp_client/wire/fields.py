@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
-from tlp_client.errors import BadAnswer, InvalidRequest, is_text, shown
+from tlp_client.errors import (
+    BadAnswer,
+    InvalidRequest,
+    UnknownField,
+    UnknownFormat,
+    Unsupported,
+    is_text,
+    shown,
+)
 
 FORMAT = 1
 
@@ -25,6 +33,11 @@ CACHED_HEADER = "tlp-cached"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
 
 
+def is_name(value: object) -> TypeGuard[str]:
+    """Return whether a value is a name, see `read_name`."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
 def read_name(value: object, where: str) -> str | None:
     """Return a name (platform, version, worker, id) or None.
 
@@ -35,34 +48,58 @@ def read_name(value: object, where: str) -> str | None:
     """
     if value is None:
         return None
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not is_name(value):
         raise InvalidRequest(f"{where}: 1 to 128 letters, digits and ._:+- are a name, not {shown(value)}")
     return value
 
 
 def read_head(document: object, allowed: tuple[str, ...]) -> dict[str, Any]:
-    """Return the body of a request of this wire format."""
+    """Return the body of a request of this wire format.
+
+    Raises
+    ------
+    UnknownFormat
+        If it is of another. That is looked at first, for another format has other fields.
+    """
+    stated = document.get("format") if isinstance(document, dict) else None
+    if type(stated) is int and stated != FORMAT:
+        raise UnknownFormat(
+            f"format: this is wire format {FORMAT}, not {shown(stated)}; update the older of client and server"
+        )
     fields = read_object(document, "the body", allowed)
-    if fields.get("format") != FORMAT or type(fields["format"]) is not int:
-        raise InvalidRequest(f"format: this is wire format {FORMAT}, not {shown(fields.get('format'))}")
+    if type(stated) is not int:
+        raise InvalidRequest(f"format: this is wire format {FORMAT}, not {shown(stated)}")
     return fields
 
 
 def read_on_invalid(fields: dict[str, Any]) -> bool:
-    """Return whether invalid parts are reported by themselves; the default is that one refuses all."""
+    """Return whether invalid parts are reported by themselves; the default is that one refuses all.
+
+    Raises
+    ------
+    Unsupported
+        If it is a choice that this server does not know.
+    """
     choice = fields.get("on_invalid", "reject")
     if choice not in ("reject", "report"):
-        raise InvalidRequest(f"on_invalid: 'reject' or 'report', not {shown(choice)}")
+        kind = Unsupported if isinstance(choice, str) else InvalidRequest
+        raise kind(f"on_invalid: 'reject' or 'report', not {shown(choice)}")
     return bool(choice == "report")
 
 
 def read_object(value: object, where: str, allowed: tuple[str, ...]) -> dict[str, Any]:
-    """Return a JSON object that has no other than the allowed fields."""
+    """Return a JSON object that has no other than the allowed fields.
+
+    Raises
+    ------
+    UnknownField
+        If it has others; the message names the first and those that are known.
+    """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{where}: a JSON object is needed, not {shown(value)}")
     unknown = [key for key in value if key not in allowed]
     if unknown:
-        raise InvalidRequest(f"{where}: unknown field {shown(unknown[0])}; known: {', '.join(allowed)}")
+        raise UnknownField(f"{where}: unknown field {shown(unknown[0])}; known: {', '.join(allowed)}")
     return value
 
 
@@ -80,7 +117,9 @@ def decode_answer(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is not JSON: {error}") from None
     if not isinstance(answer, dict) or answer.get("format") != FORMAT:
-        raise BadAnswer(f"the answer is not of wire format {FORMAT}")
+        raise BadAnswer(
+            f"the answer is not of wire format {FORMAT}; if a service is there, update the older of it and this client"
+        )
     return answer
 
 

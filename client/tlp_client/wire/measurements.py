@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tlp_client.errors import BadAnswer, InvalidInput, InvalidRequest, shown
+from tlp_client.errors import BadAnswer, InvalidInput, InvalidRequest, UnknownField, shown
 from tlp_client.records import Record, read_record
 from tlp_client.wire.fields import (
     FORMAT,
@@ -91,19 +91,28 @@ def encode_measurements(
     return f'{json.dumps(head)[:-1]}, "records": [{records}]}}'.encode()
 
 
-def decode_measurement_answer(body: bytes) -> MeasurementAnswer:
-    """Check and return the answer to a measurement request.
+def decode_measurement_answer(body: bytes, records: int) -> MeasurementAnswer:
+    """Check and return the answer to a measurement request of `records` records.
 
     Raises
     ------
     BadAnswer
-        If it does not count what was accepted.
+        If it does not account for each record once: accepted, a duplicate, or rejected at its position.
     """
     answer = decode_answer(body)
-    accepted, duplicates = answer.get("accepted"), answer.get("duplicates")
-    if type(accepted) is not int or type(duplicates) is not int:
+    accepted, duplicates, rejected = answer.get("accepted"), answer.get("duplicates"), answer.get("rejected")
+    if type(accepted) is not int or type(duplicates) is not int or accepted < 0 or duplicates < 0:
         raise BadAnswer("the answer does not count what was accepted")
-    return MeasurementAnswer(accepted, duplicates, read_errors(answer.get("rejected"), "record"))
+    errors = read_errors(rejected, "record")
+    if not isinstance(rejected, list) or len(errors) != len(rejected):
+        raise BadAnswer("rejected: the answer does not name each refused record once")
+    if not all(0 <= position < records for position in errors):
+        raise BadAnswer(f"rejected: the answer names a record that is none of the {records}")
+    if accepted + duplicates + len(errors) != records:
+        raise BadAnswer(
+            f"the answer accounts for {shown(accepted + duplicates + len(errors))} of {records} records"
+        )
+    return MeasurementAnswer(accepted, duplicates, errors)
 
 
 def read_measurements(document: object, read: Callable[[Any], Record] = read_record) -> MeasurementRequest:
@@ -119,7 +128,8 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
     Raises
     ------
     InvalidRequest
-        If it breaks the wire format; the message names the record.
+        If it breaks the wire format; the message names the record. `UnknownFormat`, `UnknownField` and `Unsupported` where
+        another server may take it.
     """
     allowed = ("format", "worker", "platform", "version", "on_invalid", "records")
     fields = read_head(document, allowed)
@@ -140,6 +150,9 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
             if used != position:
                 raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
             measurements.append(measurement)
+        except UnknownField as error:
+            # Of the wire format, not of this record: the others have it too, and a later server takes them all.
+            raise UnknownField(f"records[{position}]: {error}") from None
         except InvalidInput as error:
             errors.append((position, f"records[{position}]: {error}"))
     if errors and not report:

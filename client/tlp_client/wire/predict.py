@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, shown
+from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, is_text, shown
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task
 from tlp_client.wire.fields import (
     FORMAT,
     decode_answer,
+    is_name,
     read_errors,
     read_head,
     read_name,
@@ -26,6 +26,9 @@ from tlp_client.wire.fields import (
     read_on_invalid,
     read_text,
 )
+
+#: The largest number of 32 bits, in which tuners keep scores.
+_MAX_SCORE = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,11 @@ def decode_predict_answer(body: bytes, candidates: int) -> PredictAnswer:
         found = len(scores) if isinstance(scores, list) else "no"
         raise BadAnswer(f"asked for {candidates} scores, the answer has {found}")
     for position, score in enumerate(scores):
-        if score is not None and not (type(score) in (float, int) and math.isfinite(score)):
-            raise BadAnswer(f"scores[{position}] is {shown(score)}, not a finite number")
+        # Compared, not converted: an integer of 310 digits fits no float. Nor does a NaN lie between them.
+        if score is not None and not (type(score) in (float, int) and -_MAX_SCORE <= score <= _MAX_SCORE):
+            raise BadAnswer(f"scores[{position}] is {shown(score)}, not a number that a tuner can hold")
     model, version = answer.get("model"), answer.get("version")
-    if not isinstance(model, str) or not isinstance(version, str):
+    if not is_text(model) or not is_name(version):
         raise BadAnswer("the answer does not name model and version")
     return PredictAnswer(model, version, scores, read_errors(answer.get("errors"), "candidate"))
 

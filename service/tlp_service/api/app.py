@@ -89,7 +89,8 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_invalid_request(request: Request, error: Exception) -> Response:
-    return _error(InvalidBody.status, str(error), InvalidBody.code)
+    assert isinstance(error, InvalidRequest)
+    return _error(InvalidBody.status, str(error), error.code)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

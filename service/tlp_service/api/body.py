@@ -15,6 +15,7 @@ import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from tlp_client.errors import UnknownField, Unsupported
 from tlp_client.wire.fields import CLIENT_HEADER, read_name
 from tlp_service.errors import (
     BodyTooLarge,
@@ -133,7 +134,9 @@ async def read_body(
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise MalformedBody(f"Content-Encoding: gzip or identity, not {encoding[:60]!r}")
+        raise MalformedBody(
+            f"Content-Encoding: gzip or identity, not {encoding[:60]!r}", code=Unsupported.code
+        )
     inflate = _Inflater() if encoding == "gzip" else None
     parts: list[bytes] = []
     size = received = 0
@@ -282,8 +285,10 @@ def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None
 
     Raises
     ------
+    UnknownField
+        If there is one that the body's type does not take: it would be passed over.
     InvalidBody
-        If there is one that the body's type does not take, or one twice: it would be passed over.
+        If there is one twice.
     InvalidRequest
         If one is no name.
     """
@@ -291,7 +296,7 @@ def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None
     for name, value in request.query_params.multi_items():
         if name not in allowed:
             takes = ", ".join(allowed) if allowed else "none, for a JSON body says it all"
-            raise InvalidBody(f"query parameter {name[:40]!r}: this type of body takes {takes}")
+            raise UnknownField(f"query parameter {name[:40]!r}: this type of body takes {takes}")
         if name in found:
             raise InvalidBody(f"query parameter {name!r} is given twice")
         found[name] = read_name(value, f"query parameter {name}")

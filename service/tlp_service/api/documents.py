@@ -177,7 +177,9 @@ class ErrorDocument(_Document):
     """Every answer other than 200."""
 
     error: str = Field(description="What is wrong, and where.")
-    code: str = Field(description="For programs, e.g. unknown_platform.")
+    code: str = Field(
+        description="For programs, e.g. unknown_platform. Later releases may have others: decide by the status first."
+    )
 
 
 _TASK = {"workload_key": '["matmul", 256, 256, 256]', "target": "llvm -keys=cpu -mcpu=core-avx2"}
@@ -259,8 +261,19 @@ def _admin(answer: type[BaseModel], *statuses: int, body: type[BaseModel] | None
     return {"responses": responses, "openapi_extra": extra}
 
 
+#: status -> what its codes say, where there are several
+_CODES = {
+    400: "`malformed`: not JSON, or cut. `content_type`, `unsupported`: of a type or encoding that this server does not read.",
+    404: "`unknown_version`, `unknown_platform`: this server does not have it. `http`: no such route.",
+    409: "`version_gone`: no longer loaded. `version_refused`: it may not serve.",
+    422: "`invalid`: wrong for every server; names the place. `unknown_format`: another wire format. `unknown_field`: a field that "
+    "this server does not know. `unsupported`: a value that this server does not know. Another release may take these three.",
+}
+
+
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorDocument} for status in statuses}
+    described = {status: {"description": _CODES[status]} if status in _CODES else {} for status in statuses}
+    return {status: {"model": ErrorDocument, **described[status]} for status in statuses}
 
 
 _PLATFORM = ("platform", "Hardware of all records of a tuning log.")
@@ -278,7 +291,11 @@ PREDICT: dict[str, Any] = {
             _header(
                 CANDIDATES_HEADER, "integer", "Candidates of the body; a full server then refuses unread."
             ),
-            _header(CACHED_HEADER, "integer", "Candidates that were not asked for again, for the metrics."),
+            _header(
+                CACHED_HEADER,
+                "integer",
+                "Candidates that were not asked for again, for the metrics; counted up to the most that a request may hold.",
+            ),
         ],
     },
 }

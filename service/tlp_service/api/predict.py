@@ -47,9 +47,6 @@ QUERY = ("platform", "version")
 #: scores that take less time to encode than to hand to a thread
 _FEW_SCORES = 4096
 
-#: digits of the largest count that a header may state
-_LONGEST_COUNT = 9
-
 
 @router.post("/v1/predict", **documents.PREDICT)
 async def predict(request: Request) -> Response:
@@ -63,13 +60,14 @@ async def predict(request: Request) -> Response:
     kind = content_type(request, (JSON, NDJSON))
     deadline_s = _deadline(request)
     caller = Caller(read_client(request), None if deadline_s is None else arrived + deadline_s)
-    candidates, cached = _count_in(request, CANDIDATES_HEADER), _count_in(request, CACHED_HEADER)
+    most = service.settings.max_candidates
+    candidates = _count_in(request, CANDIDATES_HEADER, most)
+    cached = _count_in(request, CACHED_HEADER, most)
     query = read_query(request, QUERY if kind == NDJSON else ())
     with service.bodies.reserve() as memory:
         body = await read_body(request, service.settings.max_body, memory, caller.left())
         if candidates:
-            most = service.settings.max_candidates
-            service.engine.executor.check(caller.name, min(candidates, most), caller.left())
+            service.engine.executor.check(caller.name, candidates, caller.left())
         # The coroutine is the only one to hold the body, and lets go of it when it has read it.
         answer = (_answer_log if kind == NDJSON else _answer_request)(service, caller, memory, query, body)
         del body
@@ -166,11 +164,14 @@ def _deadline(request: Request) -> float | None:
     return seconds
 
 
-def _count_in(request: Request, header: str) -> int:
+def _count_in(request: Request, header: str, most: int) -> int:
+    """Return the count that a header states, or `most` where it states more: a client may have counted for long."""
     text = request.headers.get(header, "0")
-    if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST_COUNT):
+    if not (text.isascii() and text.isdecimal()):
         raise InvalidBody(f"header {header}: a count of candidates, not {text[:40]!r}")
-    return int(text)
+    digits = text.lstrip("0")
+    # By its length first, for Python reads no integer of thousands of digits.
+    return most if len(digits) > len(str(most)) else min(int(digits or "0"), most)
 
 
 def _line_errors(lines: LogLines, errors: dict[int, str]) -> list[dict[str, Any]]:

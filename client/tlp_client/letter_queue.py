@@ -1,0 +1,102 @@
+"""The order in which an outbox sends its letters."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from tlp_client.spool import Letter
+
+#: Characters of the lines of one request: proxies refuse bodies above 1 MiB by default, and servers read smaller ones faster.
+_MAX_REQUEST_CHARACTERS = 900_000
+
+
+class LetterQueue:
+    """Letters by id, oldest first. Not thread-safe: its outbox guards it.
+
+    Letters of a request that was refused as a whole are *set back*: they are sent after all others, in requests that get smaller
+    with each refusal. So one letter with which no request gets through never holds up the others, and is never given up.
+
+    Parameters
+    ----------
+    max_batch : int
+        Letters of a request.
+    """
+
+    def __init__(self, max_batch: int) -> None:
+        self._max_batch = max_batch
+        self._ahead: OrderedDict[str, Letter] = OrderedDict()
+        self._set_back: OrderedDict[str, Letter] = OrderedDict()
+        self._max_set_back_batch = max_batch
+        self.characters = 0  # of the lines in it
+
+    def __len__(self) -> int:
+        return len(self._ahead) + len(self._set_back)
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._ahead or id_ in self._set_back
+
+    @property
+    def has_set_back(self) -> bool:
+        """Whether letters wait whose request was refused."""
+        return bool(self._set_back)
+
+    def add(self, letter: Letter) -> None:
+        """Append a letter that is not in the queue."""
+        self._ahead[letter.id] = letter
+        self.characters += len(letter.line)
+
+    def next_batch(self) -> list[Letter]:
+        """Return the letters of the next request, all of one version and worker; they stay in the queue."""
+        queue, max_batch = (
+            (self._ahead, self._max_batch) if self._ahead else (self._set_back, self._max_set_back_batch)
+        )
+        batch: list[Letter] = []
+        characters = 0
+        for letter in queue.values():
+            characters += len(letter.line)
+            is_alike = not batch or (letter.version, letter.worker) == (batch[0].version, batch[0].worker)
+            if len(batch) == max_batch or not is_alike or (batch and characters > _MAX_REQUEST_CHARACTERS):
+                break
+            batch.append(letter)
+        return batch
+
+    def set_back(self, batch: Iterable[Letter]) -> None:
+        """Send the letters of a refused request after all others, and in smaller requests."""
+        refused = [letter for letter in batch if letter.id in self]
+        for letter in refused:
+            self._ahead.pop(letter.id, None)
+            self._set_back.pop(letter.id, None)
+            self._set_back[letter.id] = letter
+        self._max_set_back_batch = max(1, len(refused) // 2)
+
+    def remove(self, batch: Iterable[Letter]) -> list[str]:
+        """Take out the letters of a request that got through, and return the ids of those that were still there."""
+        gone = []
+        were_set_back = False
+        for letter in batch:
+            if letter.id in self._set_back:
+                del self._set_back[letter.id]
+                were_set_back = True
+            elif letter.id in self._ahead:
+                del self._ahead[letter.id]
+            else:
+                continue
+            gone.append(letter.id)
+            self.characters -= len(letter.line)
+        if were_set_back:
+            self._max_set_back_batch = min(2 * self._max_set_back_batch, self._max_batch)
+        return gone
+
+    def drop_oldest(self) -> str:
+        """Take out one letter, of those that were set back first, and return its id."""
+        _, letter = (self._set_back or self._ahead).popitem(last=False)
+        self.characters -= len(letter.line)
+        return letter.id
+
+    def clear(self) -> None:
+        """Forget all letters."""
+        self._ahead.clear()
+        self._set_back.clear()
+        self._max_set_back_batch = self._max_batch
+        self.characters = 0

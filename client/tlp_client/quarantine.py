@@ -1,0 +1,69 @@
+"""Letters that cannot be delivered, kept in a file with the reason.
+
+The file is ``quarantine-ADDRESS.jsonl`` in the folder of the outbox; no outbox sends what stands in it. Each line is a letter with
+``reason`` and ``time``; its ``line`` is a line of a tuning log. To send the records again once the cause is mended::
+
+    jq -r .line quarantine-*.jsonl | curl -H 'Content-Type: application/x-ndjson' --data-binary @- \
+        'http://cost-model:8000/v1/measurements?worker=host-7&platform=epyc-9004-2c'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tlp_client.locked_file import LockedFile
+
+#: Bytes at which the file is renamed to ``….old.jsonl``, in place of an earlier one. Twice as much is kept at most.
+_MAX_BYTES = 32 << 20
+
+#: Tries to get a file that other processes append to as well, and seconds between two of them.
+_MAX_TRIES, _PAUSE_S = 100, 0.01
+
+
+class Quarantine:
+    """Keeps letters that cannot be delivered, together with other processes.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the outbox.
+    address : str
+        Digest of the service and the platform that the letters are for.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        # It must not begin with the address: outboxes, those of older clients too, adopt the files that do.
+        self.path = folder / f"quarantine-{address}.jsonl"
+
+    def add(self, entries: Iterable[Mapping[str, object]]) -> None:
+        """Append entries, with the time.
+
+        Raises
+        ------
+        OSError
+            If the disk does not take them; the first of them may be there.
+        """
+        time_ = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        for entry in entries:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._append(json.dumps({**entry, "time": time_}).encode() + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        for _ in range(_MAX_TRIES):
+            file = LockedFile.take_or_make(self.path)
+            if file is None:
+                time.sleep(_PAUSE_S)
+                continue
+            try:
+                if file.size == 0 or file.size + len(line) <= _MAX_BYTES:
+                    file.append(line)
+                    return
+                os.replace(self.path, self.path.with_suffix(".old.jsonl"))
+            finally:
+                file.close()
+        raise OSError(f"{self.path}: another process holds its lock")
