@@ -275,8 +275,12 @@ class Outbox:
 
 def _undeliverable(letter: Letter, error: ServiceError) -> str | None:
     """Return why a letter whose request was refused, though it was alone in it, can never be delivered; None where it may be."""
-    if isinstance(error, Refused) and (error.status, error.code) == (413, "too_large"):
+    if not isinstance(error, Refused):
+        return None
+    if (error.status, error.code) == (413, "too_large"):
         return f"too large for the service: {error.message}"
+    if error.status not in (400, 422):
+        return None
     # What is damaged on the disk spoils its request, and no server can say so of the record alone.
     try:
         is_object = isinstance(json.loads(letter.line), dict)

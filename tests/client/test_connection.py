@@ -164,6 +164,65 @@ def test_retry_after_is_followed_where_the_deadline_allows():
     assert clock.now < 1
 
 
+@pytest.mark.parametrize(
+    "stated",
+    ["1" * 310, "1" * 5000, "inf", "nan", "-inf", "-5", "1e400", "Fri, 31 Dec 1999 23:59:59 GMT", ""],
+)
+def test_a_retry_after_that_no_clock_can_add_is_passed_over(stated):
+    connection, script, clock = connect(refusal(429, **{"retry-after": stated}), scores(), deadline_s=10)
+    predict(connection)
+    assert len(script.requests) == 2
+    assert clock.now == pytest.approx(0.1 + 2 * 0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (422, "unknown_format"),
+        (422, "unknown_field"),
+        (422, "a_code_of_a_later_server"),
+        (404, "a_code_of_a_later_server"),
+        (409, "a_code_of_a_later_server"),
+        (418, "teapot"),
+        (451, ""),
+        (599, "a_code_of_a_later_server"),
+    ],
+)
+def test_an_answer_that_this_client_does_not_know_is_taken_by_its_status(status, code):
+    connection, script, _ = connect(*[refusal(status, code)] * 3, platform="epyc")
+    for _ in range(3):
+        with pytest.raises(Refused) as refused:
+            predict(connection, Round("v1"))
+        assert (refused.value.status, refused.value.code) == (status, code)
+        assert refused.value.remedy
+    assert len(script.requests) == 3  # the breaker is closed: it is no failure of the service
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"error": "x" * 10**6, "code": "y" * 10**6},
+        {"error": ["x"] * 10**6, "code": 10**310},
+        {"error": {"detail": None}},
+    ],
+)
+def test_an_error_of_any_kind_and_size_is_short_in_the_log(document):
+    connection, _, _ = connect(HttpAnswer(422, {}, json.dumps(document).encode()))
+    with pytest.raises(Refused) as refused:
+        predict(connection)
+    assert len(str(refused.value)) < 1100
+    assert len(refused.value.code) <= 1000
+
+
+def test_measurements_count_as_sent_only_if_the_answer_accounts_for_them():
+    good = {"format": 1, "accepted": 1, "duplicates": 0, "rejected": []}
+    answers = [HttpAnswer(200, {}, json.dumps({**good, **c}).encode()) for c in ({}, {"accepted": 2})]
+    connection, _, _ = connect(*answers)
+    assert connection.send([("a", "{}")], worker="w", version=None).accepted == 1
+    with pytest.raises(BadAnswer, match="accounts for 2 of 1 records"):
+        connection.send([("a", "{}")], worker="w", version=None)
+
+
 def test_each_try_gets_what_is_left_of_the_deadline():
     connection, script, _ = connect(refusal(503), scores(), cost=0.3, deadline_s=1)
     predict(connection)

@@ -1,24 +1,32 @@
 """The outbox over a fake connection. Its thread is real; waits are for events, not for time."""
 
+import json
 import os
 import threading
+import time
 
 import pytest
 
-from tlp_client.errors import Refused, Unreachable
+from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, Unreachable
 from tlp_client.outbox import Outbox
+from tlp_client.spool import Letter, Spool
 from tlp_client.wire.measurements import MeasurementAnswer
+
+#: Seconds after which a test hangs.
+HANG_S = 60
 
 
 class Service:
-    """Keeps records by id; refuses as told."""
+    """Keeps records by id; refuses as told: single records, or whole requests."""
 
     def __init__(self):
         self.kept = {}
         self.order = []
         self.requests = []
         self.faults = []
-        self.poison = set()
+        self.poison = set()  # ids that are rejected by themselves
+        self.refusals = {}  # id -> what any request with it is refused with
+        self.refusal = None  # of all requests
         self.open = threading.Event()
         self.open.set()
 
@@ -27,12 +35,17 @@ class Service:
         self.requests.append((len(lines), version))
         if self.faults:
             raise self.faults.pop(0)
-        if any(id_ in self.poison for id_, _ in lines):
-            raise Refused(422, "poison", "invalid")
-        new = [id_ for id_, _ in lines if id_ not in self.kept]
-        self.kept.update(lines)
+        if self.refusal is not None:
+            raise self.refusal
+        for id_, _ in lines:
+            if id_ in self.refusals:
+                raise self.refusals[id_]
+        rejected = {place: "poison" for place, (id_, _) in enumerate(lines) if id_ in self.poison}
+        good = {id_: line for id_, line in lines if id_ not in self.poison}
+        new = [id_ for id_ in good if id_ not in self.kept]
+        self.kept.update(good)
         self.order += new
-        return MeasurementAnswer(len(new), len(lines) - len(new))
+        return MeasurementAnswer(len(new), len(good) - len(new), rejected)
 
 
 @pytest.fixture
@@ -49,7 +62,23 @@ def outbox(service):
 
 
 def letters(*numbers):
-    return [(f"id-{n}", f"line {n}") for n in numbers]
+    return [(f"id-{n}", f'{{"line": {n}}}') for n in numbers]
+
+
+def until(box, holds):
+    """Wait until something holds of an outbox."""
+    with box._changed:
+        # Refusals change nothing that is told, so it is looked at again and again.
+        deadline = time.monotonic() + HANG_S
+        while not holds():
+            assert time.monotonic() < deadline
+            box._changed.wait(0.01)
+
+
+def quarantined(folder):
+    """Return the entries of the quarantine in a folder."""
+    (path,) = folder.glob("quarantine-*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_records_arrive_in_order_and_in_batches(outbox, service):
@@ -77,8 +106,9 @@ def test_what_was_not_acknowledged_is_sent_again_under_the_same_ids(outbox, serv
     service.faults = [Unreachable("down"), *passing]
     outbox.put(letters(1, 2), "v1")
     assert outbox.flush(5)
-    assert service.order == ["id-1", "id-2"]
-    assert len(service.requests) == 10
+    assert sorted(service.order) == ["id-1", "id-2"]  # a refused letter is sent after the others
+    assert service.faults == []
+    assert outbox.rejected == 0
 
 
 def test_a_batch_holds_records_of_one_version(outbox, service):
@@ -90,16 +120,181 @@ def test_a_batch_holds_records_of_one_version(outbox, service):
     assert service.requests == [(1, "v1"), (1, "v2")]
 
 
-def test_one_refused_record_does_not_hold_up_the_others(outbox, service, caplog):
+def test_one_rejected_record_does_not_hold_up_the_others(outbox, service, caplog):
     service.poison = {"id-2"}
     service.open.clear()
     outbox.put(letters(0), None)
     outbox.put(letters(1, 2, 3, 4), None)
     service.open.set()
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert service.order == ["id-0", "id-1", "id-3", "id-4"]
     assert (outbox.acknowledged, outbox.rejected) == (4, 1)
     assert "poison" in caplog.text
+
+
+#: Answers to a whole request: of servers of today and later, of proxies, of something else at the address.
+REFUSALS = [
+    *(Refused(400, "x", code) for code in ("malformed", "content_type", "unsupported", "")),
+    *(Refused(422, "x", code) for code in ("invalid", "unknown_format", "unknown_field", "of_a_later_server")),
+    *(Refused(status, "<html>") for status in (401, 403, 404, 405, 409, 411, 415, 422, 451, 500, 501, 502, 504, 599)),
+    Refused(413, "<html>a proxy's limit"),
+    BadAnswer("of another format"),
+    DeadlineExceeded("no answer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=str)
+def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(tmp_path, service, refusal):
+    """Data loss at an upgrade: 'invalid' came from a server of another wire format, and all letters were dropped."""
+    service.refusal = refusal
+    spool = Spool(tmp_path, "http://x", None)
+    box = Outbox(service, "w", spool=spool, batch=4, first_pause_s=0.001, longest_pause_s=0.002)
+    box.put(letters(*range(10)), "v1")
+    until(box, lambda: len(service.requests) >= 12)
+    assert (box.waiting, box.acknowledged, box.rejected) == (10, 0, 0)
+    assert box.folder == tmp_path
+    service.refusal = None  # a server that takes them
+    assert box.flush(HANG_S)
+    box.close()
+    assert sorted(service.order) == sorted(f"id-{n}" for n in range(10))
+    assert (box.acknowledged, box.rejected) == (10, 0)
+    assert list(tmp_path.glob("quarantine*")) == []
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=str)
+def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other(outbox, service, refusal):
+    service.refusals = {"id-2": refusal, "id-5": refusal}
+    outbox.put(letters(*range(8)), "v1")
+    until(outbox, lambda: outbox.waiting == 2)
+    outbox.put(letters(8), "v2")
+    until(outbox, lambda: outbox.acknowledged == 7)
+    assert (outbox.waiting, outbox.rejected) == (2, 0)
+    service.refusals = {}
+    assert outbox.flush(HANG_S)
+    assert sorted(service.kept) == sorted(f"id-{n}" for n in range(9))
+
+
+def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(service):
+    class Choosy(Service):
+        def send(self, lines, *, worker, version):
+            if version == "v1":
+                raise Refused(422, "version: not a name", "invalid")
+            return super().send(lines, worker=worker, version=version)
+
+    service = Choosy()
+    box = Outbox(service, "w", batch=4, first_pause_s=0.001, longest_pause_s=0.002)
+    for n in range(6):
+        box.put(letters(n), f"v{n % 2}")
+    until(box, lambda: box.waiting == 3)
+    assert sorted(service.order) == ["id-0", "id-2", "id-4"]
+    box.close()
+
+
+def test_a_service_that_refuses_all_is_asked_ever_less_and_one_warning_says_what_to_do(service, caplog):
+    service.faults = [Refused(422, "format: this is wire format 2, not 1", "unknown_format")] * 12
+    box = Outbox(service, "w", batch=64, first_pause_s=0.001, longest_pause_s=0.002)
+    box.put(letters(*range(64)), None)
+    assert box.flush(HANG_S)
+    box.close()
+    assert [count for count, _ in service.requests[:8]] == [64, 32, 16, 8, 4, 2, 1, 1]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "422: format: this is wire format 2, not 1" in warning
+    assert "update the older one" in warning
+    # Once it takes them, it gets ever larger requests again.
+    assert [count for count, _ in service.requests[12:]] == [1, 2, 4, 8, 16, 32, 1]
+
+
+def test_a_request_that_is_too_large_is_halved_at_once_and_a_record_that_is_goes_to_quarantine(
+    tmp_path, service
+):
+    class Narrow(Service):
+        def send(self, lines, *, worker, version):
+            if len(lines) > 2 or lines[0][0] == "id-3":
+                raise Refused(413, "body: larger than 1000 bytes", "too_large")
+            return super().send(lines, worker=worker, version=version)
+
+    service = Narrow()
+    spool = Spool(tmp_path, "http://x", None)
+    # A pause would show: it is longer than a test may take.
+    box = Outbox(service, "w", spool=spool, batch=8, first_pause_s=1000, longest_pause_s=1000)
+    box.put(letters(*range(3)), None)
+    until(box, lambda: box.waiting == 0)
+    box._first_pause_s = box._longest_pause_s = 0.001
+    box.put(letters(3), None)
+    until(box, lambda: box.waiting == 0)
+    box.close()
+    assert (box.acknowledged, box.rejected) == (3, 1)
+    (entry,) = quarantined(tmp_path)
+    assert (entry["id"], entry["line"]) == ("id-3", '{"line": 3}')
+    assert entry["reason"] == "too large for the service: body: larger than 1000 bytes"
+
+
+def test_a_rejected_record_is_kept_in_quarantine_and_never_sent_again(tmp_path, service):
+    service.poison = {"id-1"}
+    for _ in range(2):
+        spool = Spool(tmp_path, "http://x", None)
+        box = Outbox(service, "w", spool=spool, first_pause_s=0.001)
+        box.put(letters(0, 1, 2), "v1")
+        assert box.flush(HANG_S)
+        box.close()
+    one, other = quarantined(tmp_path)  # it was measured twice
+    assert {key: one[key] for key in ("id", "line", "version", "worker", "reason")} == {
+        "id": "id-1", "line": '{"line": 1}', "version": "v1", "worker": "w", "reason": "poison",
+    }  # fmt: skip
+    assert one["time"] <= other["time"]
+    assert Spool(tmp_path, "http://x", None).adopt(2**30) == []
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_rejected_record_without_a_folder_is_in_the_log(outbox, service, caplog):
+    service.poison = {"id-1"}
+    outbox.put(letters(1), "v1")
+    assert outbox.flush(HANG_S)
+    assert '"reason": "poison"' in caplog.text
+    assert json.dumps('{"line": 1}') in caplog.text
+
+
+def test_a_quarantine_that_cannot_be_written_is_the_log(tmp_path, service, caplog):
+    service.poison = {"id-1"}
+    spool = Spool(tmp_path, "http://x", None)
+    spool.quarantine.path.mkdir()
+    box = Outbox(service, "w", spool=spool, first_pause_s=0.001)
+    box.put(letters(0, 1), "v1")
+    assert box.flush(HANG_S)
+    box.close()
+    assert (box.acknowledged, box.rejected) == (1, 1)
+    assert '"reason": "poison"' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "worker", "version"),
+    [('{"cut', "w", "v1"), ("7", "w", "v1"), ("{}", "a worker", "v1"), ("{}", "w", "\n")],
+)
+def test_a_letter_that_spoils_its_request_goes_to_quarantine_once_it_is_alone(
+    tmp_path, service, line, worker, version
+):
+    """Damage on the disk: no server can name the record, for it cannot read the request."""
+    dead = Spool(tmp_path, "http://x", None)
+    dead.add(
+        [Letter("bad", line, version, worker), *(Letter(i, text, "v1", "w") for i, text in letters(1, 2))]
+    )
+    dead.close()
+    service.refusals = {"bad": Refused(400, "body: not JSON", "malformed")}
+    box = Outbox(service, "w", spool=Spool(tmp_path, "http://x", None), first_pause_s=0.001)
+    assert box.flush(HANG_S)
+    box.close()
+    assert (sorted(service.order), box.rejected) == (["id-1", "id-2"], 1)
+    assert [entry["id"] for entry in quarantined(tmp_path)] == ["bad"]
+
+
+def test_a_request_is_bounded_in_bytes(outbox, service):
+    lines = [(f"id-{n}", json.dumps({"x": "x" * 400_000})) for n in range(4)]
+    service.open.clear()
+    outbox.put(lines, None)
+    service.open.set()
+    assert outbox.flush(HANG_S)
+    assert [count for count, _ in service.requests] == [2, 2]
 
 
 def test_a_record_that_comes_twice_is_sent_once(outbox, service):

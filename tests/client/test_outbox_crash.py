@@ -84,7 +84,7 @@ def test_what_a_killed_process_held_is_sent_by_the_next_once_and_in_order(tmp_pa
     assert box.flush(5)
     box.close()
     assert service.order == ids(*range(11))
-    assert service.kept["id-3"] == "line 3"
+    assert service.kept["id-3"] == '{"line": 3}'
     assert sum(count for count, _ in service.requests) == 11
     assert list(tmp_path.iterdir()) == []
     assert outbox_in(tmp_path, service).waiting == 0

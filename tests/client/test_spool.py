@@ -166,20 +166,48 @@ DAMAGE = [
     b'{"id": "x", "line": 7, "version": null, "worker": "w"}',
     b'{"id": "x", "line": "\\ud800", "version": null, "worker": "w"}',
     b'{"id": "x", "line": "{}", "version": 7, "worker": "w"}',
-    b'{"id": "x", "line": "{}", "version": null, "worker": "w", "more": 1}',
+    b'{"id": "x", "line": "{}", "version": null}',
     b'{"id": ["x"], "line": "{}", "version": null, "worker": "w"}',
     b"",
 ]
 
 
-def test_damaged_lines_are_skipped_with_one_warning(tmp_path, caplog):
+def test_damaged_lines_are_kept_in_quarantine_with_one_warning(tmp_path, caplog):
     path = left_in(tmp_path, 1, 2)
     first, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([first, *DAMAGE, second]) + b"\n")
-    assert numbers(spool_in(tmp_path).adopt(PLENTY)) == [1, 2]
-    assert [r.message for r in caplog.records] == [
-        f"{len(DAMAGE)} damaged lines of waiting measurements are skipped"
+    heir = spool_in(tmp_path)
+    assert numbers(heir.adopt(PLENTY)) == [1, 2]
+    kept = [line for line in DAMAGE if line]
+    (warning,) = [r.message for r in caplog.records]
+    assert warning == (
+        f"{len(DAMAGE)} damaged lines of waiting measurements are skipped; "
+        f"{len(kept)} of them are kept in {heir.quarantine.path}"
+    )
+    entries = [json.loads(line) for line in heir.quarantine.path.read_text().splitlines()]
+    assert [entry["text"].rstrip("\n") for entry in entries] == [
+        line.decode(errors="replace") for line in kept
     ]
+
+
+def test_a_letter_of_a_later_client_is_sent_without_what_this_one_does_not_know(tmp_path):
+    path = left_in(tmp_path, 1)
+    fields = json.loads(path.read_bytes())
+    path.write_bytes(json.dumps({**fields, "round": 7}).encode() + b"\n")
+    assert spool_in(tmp_path).adopt(PLENTY) == letters(1)
+
+
+def test_what_cannot_go_to_quarantine_stays_in_its_file(tmp_path, caplog):
+    path = left_in(tmp_path, 1)
+    whole = b"damaged\n" + path.read_bytes()
+    path.write_bytes(whole)
+    heir = spool_in(tmp_path)
+    heir.quarantine.path.mkdir()
+    assert heir.adopt(PLENTY) == []
+    assert path.read_bytes() == whole
+    assert len(caplog.records) == 1
+    heir.quarantine.path.rmdir()
+    assert numbers(spool_in(tmp_path).adopt(PLENTY)) == [1]
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):

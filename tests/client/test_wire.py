@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_client.errors import BadAnswer, InvalidRequest
+from tlp_client.errors import BadAnswer, InvalidRequest, UnknownField, UnknownFormat, Unsupported
 from tlp_client.primitives import Primitive
 from tlp_client.records import RecordParser
 from tlp_client.tasks import Task
@@ -238,6 +238,14 @@ def test_an_answer_is_decoded():
         answer(scores=[0.5, float("nan")]),
         answer(scores=[0.5, float("inf")]),
         answer(version=None),
+        answer(version="a b"),  # it would be asked for, and stated with measurements
+        answer(version="v" * 129),
+        answer(model="\ud800"),
+        answer(scores=[0.5, 10**309]),  # fits no float
+        answer(scores=[0.5, -(10**309)]),
+        answer(scores=[0.5, 1e39]),  # infinite in the 32 bits of a tuner
+        answer(scores=[0.5, -1e39]),
+        answer(scores=[0.5, 1]).replace(b"1]", b"1" * 5000 + b"]"),  # more digits than Python reads
     ],
 )
 def test_an_answer_that_does_not_answer_is_refused(body):
@@ -245,14 +253,83 @@ def test_an_answer_that_does_not_answer_is_refused(body):
         decode_predict_answer(body, 2)
 
 
-def test_a_measurement_answer_is_decoded_or_refused():
-    good = json.dumps(
-        {"format": 1, "accepted": 2, "duplicates": 1, "rejected": [{"record": 0, "error": "x"}]}
-    )
-    decoded = decode_measurement_answer(good.encode())
-    assert (decoded.accepted, decoded.duplicates, decoded.rejected) == (2, 1, {0: "x"})
+def kept(**changes):
+    good = {"format": 1, "accepted": 2, "duplicates": 1, "rejected": [{"record": 3, "error": "x"}]}
+    return json.dumps({**good, **changes}).encode()
+
+
+def test_a_measurement_answer_that_accounts_for_all_records_is_decoded():
+    decoded = decode_measurement_answer(kept(), 4)
+    assert (decoded.accepted, decoded.duplicates, decoded.rejected) == (2, 1, {3: "x"})
+    later = decode_measurement_answer(kept(round=7, rejected=[{"record": 0, "error": "x", "code": "y"}]), 4)
+    assert later.rejected == {0: "x"}  # a later server may say more
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"format": 1}',
+        kept(format=2),
+        kept(accepted=3),
+        kept(accepted=1),
+        kept(accepted=True),
+        kept(accepted=-1, duplicates=4),
+        kept(accepted=2.0),
+        kept(duplicates=None),
+        kept(duplicates=10**310),
+        kept(rejected=None),
+        kept(rejected={}),
+        kept(rejected=[]),
+        kept(rejected=["x"]),
+        kept(rejected=[{"error": "x"}]),
+        kept(rejected=[{"record": "3", "error": "x"}]),
+        kept(rejected=[{"record": True, "error": "x"}]),
+        kept(rejected=[{"record": 4, "error": "x"}]),
+        kept(rejected=[{"record": -1, "error": "x"}]),
+        kept(rejected=[{"record": 10**310, "error": "x"}]),
+        kept(accepted=1, rejected=[{"record": 3, "error": "x"}] * 2),
+    ],
+)
+def test_a_measurement_answer_that_does_not_account_for_each_record_once_is_refused(body):
+    """What it does not account for would be taken for kept, and deleted."""
     with pytest.raises(BadAnswer):
-        decode_measurement_answer(b'{"format": 1}')
+        decode_measurement_answer(body, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (UnknownFormat, {"format": 2}),
+        (UnknownFormat, {"format": 2, "a_field_of_format_2": 1}),
+        (UnknownFormat, {"format": 10**310}),
+        (UnknownField, {"round": 7}),
+        (Unsupported, {"on_invalid": "repair"}),
+        (InvalidRequest, {"format": None}),
+        (InvalidRequest, {"format": "1"}),
+        (InvalidRequest, {"format": True}),
+        (InvalidRequest, {"on_invalid": 7}),
+    ],
+)
+@pytest.mark.parametrize(("read", "make"), [(read_predict, document), (read_measurements, measured)])
+def test_what_another_server_may_take_is_told_apart_from_what_none_takes(kind, changes, read, make):
+    with pytest.raises(InvalidRequest) as raised:
+        read({**make(), **changes})
+    assert type(raised.value) is kind
+
+
+def test_an_unknown_field_beside_a_record_is_the_requests_and_no_verdict_on_the_record():
+    """A later client has it in all records; to reject each by itself would be to lose them all."""
+    body = measured(on_invalid="report")
+    body["records"][0]["round"] = 7
+    with pytest.raises(
+        UnknownField, match=r"records\[0\]: the entry: unknown field 'round'; known: id, record"
+    ):
+        read_measurements(body)
+
+
+def test_an_unknown_field_of_the_task_is_told():
+    with pytest.raises(UnknownField, match="task: unknown field 'layout'"):
+        read_predict(document(task={"workload_key": "[]", "target": "llvm", "layout": 1}))
 
 
 JSON = st.recursive(
