@@ -59,7 +59,11 @@ PREDICT = {
             {"candidates": [[["CI", n]] for n in range(17_000)], "primitives": None},
             413, "too_large", ["primitives: 17000 distinct ones are more than the 16384"],
         ),
-        ({"candidates": [[0]], "format": 9}, 422, "invalid", ["format: this is wire format 1, not 9"]),
+        ({"candidates": [[0]], "format": 9}, 422, "unknown_format", ["format: this is wire format 1, not 9"]),
+        ({"candidates": [[0]], "format": 9, "new": 1}, 422, "unknown_format", ["wire format 1, not 9"]),
+        ({"candidates": [[0]], "format": "1"}, 422, "invalid", ["format: this is wire format 1, not '1'"]),
+        ({"candidates": [[0]], "new": 1}, 422, "unknown_field", ["unknown field 'new'; known: format, task"]),
+        ({"candidates": [[0]], "on_invalid": "repair"}, 422, "unsupported", ["on_invalid: 'reject' or 'report'"]),
     ],
 )  # fmt: skip
 def test_a_predict_body_that_is_json_but_wrong(server, changes, status, code, parts):
@@ -121,17 +125,17 @@ def test_a_gzip_bomb_of_many_members(server):
 
 
 @pytest.mark.parametrize(
-    ("body", "encoding", "part"),
+    ("body", "encoding", "code", "part"),
     [
-        (b"{}", "gzip", "not gzip"),
-        (gzip.compress(b"{}" * 1000)[:20], "gzip", "cut"),
-        (b"", "gzip", "cut"),
-        (gzip.compress(b"{}") + b"trailing", "gzip", "not gzip"),
-        (b"{}", "br", "Content-Encoding: gzip or identity"),
+        (b"{}", "gzip", "malformed", "not gzip"),
+        (gzip.compress(b"{}" * 1000)[:20], "gzip", "malformed", "cut"),
+        (b"", "gzip", "malformed", "cut"),
+        (gzip.compress(b"{}") + b"trailing", "gzip", "malformed", "not gzip"),
+        (b"{}", "br", "unsupported", "Content-Encoding: gzip or identity"),
     ],
 )
-def test_a_damaged_encoding(server, body, encoding, part):
-    check(server.post("/v1/predict", body, **{"Content-Encoding": encoding}), 400, "malformed", part)
+def test_a_damaged_encoding(server, body, encoding, code, part):
+    check(server.post("/v1/predict", body, **{"Content-Encoding": encoding}), 400, code, part)
 
 
 def test_a_connection_that_closes_in_the_middle_of_its_body(server):
@@ -222,6 +226,38 @@ def test_a_measurement_body_that_is_json_but_wrong(server, measured_request, cha
     check(server.post("/v1/measurements", {**measured_request, **changes}), 422, "invalid", part)
 
 
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"format": 2}, "unknown_format"),
+        ({"format": 2, "records": {"a": 1}}, "unknown_format"),
+        ({"round": 7}, "unknown_field"),
+        ({"on_invalid": "repair"}, "unsupported"),
+    ],
+)
+def test_measurements_that_another_server_may_take_are_refused_as_such(
+    server, measured_request, changes, code
+):
+    before = server.metric("tlp_measurement_stream_length")
+    check(server.post("/v1/measurements", {"on_invalid": "report", **measured_request, **changes}), 422, code)
+    assert server.metric("tlp_measurement_stream_length") == before
+
+
+@pytest.mark.parametrize("on_invalid", ["report", "reject"])
+def test_an_unknown_field_beside_one_record_refuses_the_request_and_rejects_no_record(
+    server, measured_request, on_invalid
+):
+    before = server.metric("tlp_measurement_stream_length")
+    measured_request["records"][1]["round"] = 7
+    check(
+        server.post("/v1/measurements", {**measured_request, "on_invalid": on_invalid}),
+        422,
+        "unknown_field",
+        "records[1]: the entry: unknown field 'round'; known: id, record",
+    )
+    assert server.metric("tlp_measurement_stream_length") == before
+
+
 def test_nothing_of_a_refused_request_is_kept(server, measured_request):
     before = server.metric("tlp_measurement_stream_length")
     server.post("/v1/measurements", with_costs(measured_request, "-1"))
@@ -230,14 +266,16 @@ def test_nothing_of_a_refused_request_is_kept(server, measured_request):
 
 @pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
 def test_a_query_parameter_beside_a_json_body_is_not_passed_over(server, route):
-    check(server.post(f"{route}?platform=mars", PREDICT), 422, "invalid", "query parameter 'platform'")
+    check(server.post(f"{route}?platform=mars", PREDICT), 422, "unknown_field", "query parameter 'platform'")
 
 
-@pytest.mark.parametrize("query", ["plaftorm=epyc", "platform=epyc&platform=cpu"])
+@pytest.mark.parametrize(
+    ("query", "code"), [("plaftorm=epyc", "unknown_field"), ("platform=epyc&platform=cpu", "invalid")]
+)
 @pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
-def test_a_query_parameter_that_a_log_does_not_take(server, route, query, measured_lines):
+def test_a_query_parameter_that_a_log_does_not_take(server, route, query, code, measured_lines):
     body = measured_lines[0].encode()
-    check(server.post(f"{route}?{query}", body, "application/x-ndjson"), 422, "invalid", "query parameter")
+    check(server.post(f"{route}?{query}", body, "application/x-ndjson"), 422, code, "query parameter")
 
 
 @pytest.mark.parametrize(

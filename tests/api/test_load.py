@@ -201,13 +201,37 @@ def test_the_bodies_of_all_callers_are_bounded_together(tmp_path, linear_version
 
 
 @pytest.mark.parametrize(
-    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"), ("tlp-cached", "1" * 10), ("tlp-cached", "²"), ("tlp-candidates", "many")]
+    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"), ("tlp-cached", "1.5"), ("tlp-cached", "²"), ("tlp-candidates", "many")]
 )  # fmt: skip
 def test_headers_that_make_no_sense_are_422(server, good, header, value):
     headers = {"Content-Type": "application/json", header: value.encode()}
     status, _, body = server.request("POST", "/v1/predict", json.dumps(good[0]).encode(), headers)
     assert status == 422
     assert f"header {header}: " in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "counted"),
+    [("7", 7), ("0000000000007", 7), ("65537", 65536), ("999999999", 65536), ("9" * 310, 65536), ("9" * 5000, 65536)],
+)  # fmt: skip
+def test_a_client_adds_to_the_cached_candidates_at_most_what_a_request_may_hold(
+    server, good, stated, counted
+):
+    before = server.metric("tlp_candidates_cached_total")
+    for header in ("tlp-cached", "tlp-candidates"):
+        assert server.post("/v1/predict", good[0], **{header: stated})[0] == 200
+    assert server.metric("tlp_candidates_cached_total") == before + counted
+
+
+@pytest.mark.parametrize("stated", ["1e300", "1" * 300, "9999999999"])
+def test_a_deadline_that_no_clock_reaches_is_none(server, good, stated):
+    assert server.post("/v1/predict", good[0], **{"tlp-deadline-s": stated})[0] == 200
+
+
+@pytest.mark.parametrize("stated", ["1" * 310, "1e400", "nan", "inf", "-1", "0", "1e-400"])
+def test_a_deadline_that_is_no_number_of_seconds_is_422(server, good, stated):
+    status, answer = server.post("/v1/predict", good[0], **{"tlp-deadline-s": stated})
+    assert (status, answer["code"]) == (422, "invalid")
 
 
 def test_the_way_it_scores_is_told(server):
