@@ -32,6 +32,7 @@ answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -52,7 +53,19 @@ class BadRecords(ServiceFault):
 
 
 class DamagedRecords(BadRecords):
-    """A file of a record store that cannot be read, whatever its disk does."""
+    """A file of a record store that cannot be read, whatever its disk does.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    reason : str
+        What is wrong with it.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is damaged: {reason}")
+        self.path = path
 
 
 class TrainingDiverged(ServiceFault):

@@ -1,64 +1,39 @@
-"""Files of a record store: Parquet files that may be damaged, and what is written so that a crash leaves all of it or nothing."""
+"""Writing the files of a record store, so that a crash leaves all of one or nothing."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlp_service.errors import DamagedRecords
-from tlp_service.records.schema import REPEATED
+from tlp_service.records.schema import REPEATED, SCHEMA
+from tlp_service.records.stored_file import in_steps
+
+#: Rows at which a row group is full, and bytes in memory at which it is full with fewer: who reads it holds its largest page.
+_GROUP_ROWS, _MAX_GROUP_BYTES = 20_000, 64 << 20
 
 
-def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a file that may be replaced meanwhile, or some columns of it.
-
-    Opened once, it stays what it was; `read_table` opens it again for each part.
-
-    Raises
-    ------
-    DamagedRecords
-        If what it holds cannot be read.
-    """
-    with _named(path), pq.ParquetFile(path) as file:
-        if columns is None:
-            return file.read()
-        return file.read(columns=list(columns)).select(list(columns))  # in this order, not that of the file
-
-
-def rows_of(path: Path) -> int:
-    """Return the number of rows of a file, which its footer says.
-
-    Raises
-    ------
-    DamagedRecords
-        If that cannot be read.
-    """
-    with _named(path):
-        return int(pq.read_metadata(path).num_rows)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Say of which file it is that what it holds cannot be read."""
-    try:
-        yield
-    except (pa.ArrowMemoryError, pa.ArrowCancelled):
-        raise  # of this process
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk; what a file holds has no number
-        raise DamagedRecords(f"{path} is damaged: {error}") from None
-
-
-def write_file(rows: pa.Table, path: Path) -> None:
-    """Write rows, and wait until they are on disk."""
-    pq.write_table(rows, path, compression="zstd", row_group_size=20_000, use_dictionary=REPEATED)
+def write_file(batches: Iterable[pa.RecordBatch], path: Path) -> None:
+    """Write rows of `SCHEMA`, and wait until they are on disk. No more than a row group of them is held at a time."""
+    with pq.ParquetWriter(
+        path, SCHEMA, compression="zstd", use_dictionary=REPEATED, write_page_checksum=True
+    ) as writer:
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in chain.from_iterable(map(in_steps, batches)):
+            held.append(batch)
+            rows, size = rows + len(batch), size + batch.nbytes
+            if rows >= _GROUP_ROWS or size >= _MAX_GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(held))
+                held.clear()
+                rows = size = 0
+        if held:
+            writer.write_table(pa.Table.from_batches(held))
     sync(path)
 
 

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from tlp_client.errors import InvalidInput
 from tlp_client.primitives import Primitive, read_primitive
-from tlp_client.records import Record
-from tlp_client.tasks import Task, canonical_workload_key
+from tlp_client.records import Record, read_primitives
+from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task, canonical_workload_key
+from tlp_service.records.platform_folder import Choose
 from tlp_service.records.split import Part, part_of
 from tlp_service.records.store import RecordStore
+from tlp_service.records.stored_file import value_bytes
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a candidate's primitives as JSON, and costs of a record. A record with more is left out: as Python objects it would take
+#: many times its size. Among 1.7 million records of public logs the longest has 1,757 bytes and ten costs.
+MAX_PRIMITIVES_BYTES, MAX_COSTS = 64 << 10, 4_096
+
+#: Bytes that a value may have, by column. A character of a task's texts has at most four.
+_MAX_BYTES = {
+    "primitives": MAX_PRIMITIVES_BYTES,
+    "costs": 8 * MAX_COSTS,
+    "target": 4 * LONGEST_TARGET,
+    "workload_key": 4 * LONGEST_WORKLOAD_KEY,
+}
 
 _COLUMNS = (
     "target",
@@ -26,8 +47,8 @@ _COLUMNS = (
     "log_version",
 )
 
-#: Rows that are turned into Python objects at a time.
-_BATCH_ROWS = 10_000
+#: Primitives that are remembered with their texts, and characters of these.
+_MAX_KNOWN, _MAX_KNOWN_CHARACTERS = 1 << 18, 64 << 20
 
 
 def stored_records(
@@ -35,61 +56,33 @@ def stored_records(
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for all records of a store, or of some platforms, failed runs, too.
 
-    Of a platform with more than `most` records these are a mix: half came last, half are drawn from all before.
+    Of a platform with more than `most` records these are a mix: half came last, half are drawn from all before. What no server
+    would take today is left out, and counted in the log: it may have come before there were bounds, or from another program.
     """
-    reader = _PrimitiveReader()
+    reader = _Reader()
     for platform in platforms if platforms is not None else store.platforms:
-        rows = store.read(platform, _COLUMNS)
-        if most is not None and len(rows) > most:
-            older, drawn = len(rows) - most // 2, most - most // 2
-            places = np.sort(np.random.default_rng(0).permutation(older)[:drawn])
-            rows = rows.take(np.concatenate([places, np.arange(older, len(rows))]))
-        for batch in rows.to_batches(_BATCH_ROWS):
-            for record in _records(batch, reader):
-                yield platform, record
+        reader.left_out = 0
+        for batch in store.batches(platform, _COLUMNS, None if most is None else _mix_of(most)):
+            yield from zip(repeat(platform), reader.records(batch))
+        if reader.left_out:
+            log.warning(
+                "%s: %d records are left out: they cannot be read, or have more than %d bytes of primitives or %d costs",
+                platform,
+                reader.left_out,
+                MAX_PRIMITIVES_BYTES,
+                MAX_COSTS,
+            )
 
 
 def stored_sources(store: RecordStore) -> Iterator[tuple[str, str]]:
     """Yield workload and log of the records of a store, each pair once a platform."""
     for platform in store.platforms:
-        table = store.read(platform, ("workload_key", "source"))
-        for row in table.group_by(["workload_key", "source"]).aggregate([]).to_pylist():
-            yield canonical_workload_key(row["workload_key"]), row["source"]
-
-
-def _records(batch: pa.RecordBatch, reader: _PrimitiveReader) -> Iterator[Record]:
-    tasks: dict[tuple[str, str, tuple[int, ...] | None], Task] = {}
-    for target, key, hardware, primitives, costs, error_no, all_cost, timestamp, version in zip(
-        *(column.to_pylist() for column in batch.columns), strict=True
-    ):
-        of_task = (key, target, None if hardware is None else tuple(hardware))
-        task = tasks.get(of_task)
-        if task is None:
-            task = tasks[of_task] = Task(*of_task)
-        yield Record(task, reader.read(primitives), tuple(costs), error_no, all_cost, timestamp, version)
-
-
-class _PrimitiveReader:
-    """Reads the JSON text of candidates; each distinct primitive is parsed once and is one object."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Primitive] = {}
-
-    def read(self, text: str) -> tuple[Primitive, ...]:
-        if text == "[]":
-            return ()
-        # A primitive begins with its kind, a string, and none has a list that is followed by one that does so.
-        pieces = text[3:-2].split('],["')
-        try:
-            return tuple(map(self._known.__getitem__, pieces))
-        except KeyError:
-            return tuple(map(self._piece, pieces))
-
-    def _piece(self, piece: str) -> Primitive:
-        known = self._known.get(piece)
-        if known is None:
-            known = self._known[piece] = read_primitive(json.loads('["' + piece + "]"))
-        return known
+        found: dict[tuple[str, str], None] = {}
+        for batch in store.batches(platform, ("workload_key", "source")):
+            pairs = pa.Table.from_batches([batch]).group_by(["workload_key", "source"]).aggregate([])
+            found.update(dict.fromkeys((row["workload_key"], row["source"]) for row in pairs.to_pylist()))
+        for key, source in found:
+            yield canonical_workload_key(key), source
 
 
 def part_of_store(store: RecordStore, part: Part) -> Iterator[tuple[str, Record]]:
@@ -97,3 +90,82 @@ def part_of_store(store: RecordStore, part: Part) -> Iterator[tuple[str, Record]
     for platform, record in stored_records(store):
         if part_of(record.task.workload, store.seed) == part:
             yield platform, record
+
+
+def _mix_of(most: int) -> Choose:
+    def choose(count: int) -> npt.NDArray[np.int64]:
+        if count <= most:
+            return np.arange(count)
+        older, drawn = count - most // 2, most - most // 2
+        places = np.sort(np.random.default_rng(0).permutation(older)[:drawn])
+        return np.concatenate([places, np.arange(older, count)])
+
+    return choose
+
+
+class _Reader:
+    """Makes records of rows, and counts those of which it cannot."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._primitives = _PrimitiveReader()
+
+    def records(self, batch: pa.RecordBatch) -> Iterator[Record]:
+        """Yield the records of a batch of `_COLUMNS`."""
+        is_bounded = np.ones(len(batch), dtype=bool)
+        for name, max_bytes in _MAX_BYTES.items():
+            is_bounded &= value_bytes(batch.column(name)) <= max_bytes
+        if not is_bounded.all():
+            self.left_out += int(np.count_nonzero(~is_bounded))
+            batch = batch.filter(pa.array(is_bounded))
+        tasks: dict[tuple[str, str, tuple[int, ...] | None], Task] = {}
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            try:
+                yield self._record(row, tasks)
+            except (ValueError, RecursionError, InvalidInput):
+                self.left_out += 1
+
+    def _record(
+        self, row: tuple[Any, ...], tasks: dict[tuple[str, str, tuple[int, ...] | None], Task]
+    ) -> Record:
+        target, key, hardware, primitives, costs, error_no, all_cost, timestamp, version = row
+        of_task = (key, target, None if hardware is None else tuple(hardware))
+        task = tasks.get(of_task)
+        if task is None:
+            task = tasks[of_task] = Task(*of_task)
+        return Record(
+            task, self._primitives.read(primitives), tuple(costs), error_no, all_cost, timestamp, version
+        )
+
+
+class _PrimitiveReader:
+    """Reads the JSON text of candidates; each distinct primitive is parsed once and is one object (bounded)."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Primitive] = {}
+        self._characters = 0
+
+    def read(self, text: str) -> tuple[Primitive, ...]:
+        """Return the primitives of a candidate; raise `ValueError` or `InvalidInput` where it is none."""
+        if text == "[]":
+            return ()
+        # A primitive begins with its kind, a string, and none has a list that is followed by one that does so.
+        pieces = text[3:-2].split('],["')
+        try:
+            return tuple(map(self._known.__getitem__, pieces))
+        except KeyError:
+            pass
+        try:
+            return tuple(map(self._piece, pieces))
+        except (ValueError, InvalidInput):  # another program wrote it with blanks, or it is none
+            return read_primitives(json.loads(text))
+
+    def _piece(self, piece: str) -> Primitive:
+        known = self._known.get(piece)
+        if known is None:
+            if len(self._known) >= _MAX_KNOWN or self._characters >= _MAX_KNOWN_CHARACTERS:
+                self._known.clear()
+                self._characters = 0
+            known = self._known[piece] = read_primitive(json.loads('["' + piece + "]"))
+            self._characters += len(piece)
+        return known

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from tlp_client.records import is_run
 from tlp_client.tasks import canonical_workload_key
 from tlp_service.records.split import parts_by_workload
 from tlp_service.records.store import RecordStore
 
+_TITLE = f"{'platform':<24} {'records':>8} {'failed':>7} {'tasks':>6} {'train':>6} {'valid.':>6} {'test':>6}"
+
 
 def describe(store: RecordStore) -> str:
     """Return a table of the platforms: records, failed runs, tasks, and how those of them that have a run that did not fail are split."""
-    title = (
-        f"{'platform':<24} {'records':>8} {'failed':>7} {'tasks':>6} {'train':>6} {'valid.':>6} {'test':>6}"
-    )
-    lines = [f"record store {store.folder}, split seed {store.seed}", title]
-    for platform in store.platforms:
-        rows = store.read(platform, ["workload_key", "error_no", "costs"])
-        keys, *runs = (rows.column(name).to_pylist() for name in rows.column_names)
-        valid = Counter(key for key, *run in zip(keys, *runs, strict=True) if is_run(*run))
-        tasks = {canonical_workload_key(key) for key in set(keys)}
-        parts = parts_by_workload({canonical_workload_key(key) for key in valid}, store.seed)
-        counts = [list(parts.values()).count(part) for part in ("train", "validation", "test")]
-        lines.append(
-            f"{platform:<24} {len(rows):>8} {len(rows) - valid.total():>7} {len(tasks):>6} "
-            + " ".join(f"{count:>6}" for count in counts)
-        )
+    lines = [f"record store {store.folder}, split seed {store.seed}", _TITLE, *platform_lines(store)]
     return "\n".join(lines)
+
+
+def platform_lines(store: RecordStore) -> Iterator[str]:
+    """Yield the line of each platform that has records which can be read."""
+    for platform in store.platforms:
+        # A task's key as it is spelt -> records, and those that did not fail.
+        records: Counter[str] = Counter()
+        valid: Counter[str] = Counter()
+        for batch in store.batches(platform, ["workload_key", "error_no", "costs"]):
+            keys, *runs = (column.to_pylist() for column in batch.columns)
+            records.update(keys)
+            valid.update(key for key, *run in zip(keys, *runs, strict=True) if is_run(*run))
+        if records:
+            yield _line(platform, records, valid, store.seed)
+
+
+def _line(platform: str, records: Counter[str], valid: Counter[str], seed: int) -> str:
+    tasks = set(map(canonical_workload_key, records))
+    parts = parts_by_workload(set(map(canonical_workload_key, valid)), seed)
+    counts = [list(parts.values()).count(part) for part in ("train", "validation", "test")]
+    failed = records.total() - valid.total()
+    return f"{platform:<24} {records.total():>8} {failed:>7} {len(tasks):>6} " + " ".join(
+        f"{count:>6}" for count in counts
+    )

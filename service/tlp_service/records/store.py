@@ -11,6 +11,10 @@
 
 A file is written aside and then renamed, so a reader or a crash finds all of it or nothing. A row may stand in two files, after
 a crash or a batch that came twice; it is read once.
+
+The name of a folder says the platform of all rows in it, whatever is written in them: who renames a folder renames a platform.
+A file that is damaged is set aside as ``….damaged`` and named in the log. Where the store cannot be written, it stays and is passed
+over. Neither keeps other files and platforms from being read, nor new rows from being written.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -29,27 +32,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 
+from tlp_client.errors import InvalidRequest
 from tlp_client.logs import RefusedLine
+from tlp_client.wire.fields import read_name
 from tlp_service.errors import BadRecords, DamagedRecords
-from tlp_service.records.parquet_files import is_first, read_file, replace_file, rows_of, sync, write_file
+from tlp_service.records.compaction import merge, new_part, newest
+from tlp_service.records.parquet_files import is_first, replace_file, sync, write_file
+from tlp_service.records.platform_folder import RECORDS, Choose, PlatformFolder
+from tlp_service.records.quarantine import note_refused
+from tlp_service.records.schema import SCHEMA
+from tlp_service.records.stored_file import StoredFile
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 FORM = 1
-NOTE, QUARANTINE, RECORDS, LOCK = "store.json", "quarantine.jsonl", "records.parquet", "lock"
-_PART = "part-*.parquet"
+NOTE, LOCK = "store.json", "lock"
+_PLATFORM = "platform="
 #: Files of a platform, beside that of its first records, at which the newest are made one.
 _MOST_PARTS = 32
 #: Begin of the names of folders on the way in, and the age in seconds at which one is nobody's any more.
 _INCOMING, _LEFT_S = ".incoming-", 86_400
-#: Times that a platform's files are looked for, should they be compacted meanwhile.
-_READ_TRIES = 10
+#: Warnings that are remembered, so that each is logged once.
+_MAX_WARNED = 1_000
 
 
 class RecordStore:
@@ -68,8 +75,8 @@ class RecordStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        note = self._read_note()
-        self.seed = int(note["seed"])
+        self.seed = self._read_seed()
+        self._warned: set[str] = set()
 
     @classmethod
     def create(cls, folder: Path, seed: int = 0) -> RecordStore:
@@ -94,118 +101,79 @@ class RecordStore:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """Platforms that have records, sorted."""
-        files = self.folder.glob("platform=*/*.parquet")
-        return tuple(sorted({path.parent.name.removeprefix("platform=") for path in files}))
+        """Platforms that have files of records, sorted; whether these can be read is seen when they are."""
+        folders = self.folder.glob(f"{_PLATFORM}*")
+        names = sorted(folder.name.removeprefix(_PLATFORM) for folder in folders)
+        return tuple(filter(self._has_files, names))
 
     def read(self, platform: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the records of a platform, or some columns of them. A damaged file is set aside, so the others can be read.
+        """Return the records of a platform, or some columns of them, all at once.
 
         Raises
         ------
         FileNotFoundError
-            If the platform has no records.
-        OSError
-            If a file is damaged and the store is not to be written.
+            If the platform has no records that can be read.
         """
-        return self._without_damaged(platform, lambda name: self._read(name, self._files(name), columns))
+        return self._folder(platform).read(SCHEMA.names if columns is None else columns)
+
+    def batches(
+        self, platform: str, columns: Sequence[str], choose: Choose | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a platform, some columns of them, some megabytes at a time.
+
+        Parameters
+        ----------
+        platform : str
+            Whose. Nothing is yielded of one that has no records that can be read.
+        columns : sequence of str
+            Which columns.
+        choose : callable or None
+            Gets the number of records, and returns the places of those that are wanted, ascending; None for all.
+        """
+        return self._folder(platform).batches(columns, choose)
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each platform; those that stand in two files until they are compacted count twice."""
-        counts = {platform: self._without_damaged(platform, self._count) for platform in self.platforms}
+        counts = {}
+        for platform in self.platforms:
+            with self._folder(platform).opened() as files:
+                counts[platform] = sum(file.rows for file in files)
         return {platform: count for platform, count in counts.items() if count}
-
-    def _count(self, platform: str) -> int:
-        return sum(map(rows_of, self._files(platform)))
-
-    def _without_damaged(self, platform: str, look: Callable[[str], T], is_writing: bool = False) -> T:
-        """Return what a look at a platform's files gives, without those that are damaged."""
-        try:
-            return _retried(lambda: look(platform))
-        except DamagedRecords:
-            with contextlib.nullcontext() if is_writing else self._writing():
-                self._set_damaged_aside(platform)
-            return _retried(lambda: look(platform))
-
-    def _read(self, platform: str, files: Sequence[Path], columns: Sequence[str] | None) -> pa.Table:
-        if not files:
-            raise FileNotFoundError(self._file(platform))
-        if len(files) == 1:
-            return read_file(files[0], columns)
-        wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
-        rows = pa.concat_tables(read_file(file, wanted) for file in files)
-        rows = rows.filter(is_first(rows.column("id")))
-        return rows if columns is None else rows.select(list(columns))
-
-    def _files(self, platform: str) -> list[Path]:
-        """Return the files of a platform, those of its oldest records first."""
-        parts = sorted(self._file(platform).parent.glob(_PART))
-        return [file for file in (self._file(platform),) if file.exists()] + parts
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Wait until no other process writes, and keep others from it."""
-        with _alone_in(self.folder):
-            for left in self.folder.glob(f"{_INCOMING}*"):  # by a process that was killed
-                if time.time() - left.stat().st_mtime > _LEFT_S:
-                    shutil.rmtree(left, ignore_errors=True)
-            yield
 
     def append(self, batches: Iterable[pa.Table]) -> None:
         """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once."""
         with self._writing():
             for batch in batches:
                 rows = batch.filter(is_first(batch.column("id")))
-                platform = rows["platform"][0].as_py()
-                folder = self._file(platform).parent
-                if not folder.exists():
-                    folder.mkdir()
-                    sync(self.folder)
-                with self.incoming() as scratch:
+                folder = self._made_folder(rows["platform"][0].as_py())
+                with self.incoming(folder.path) as scratch:
                     aside = scratch / RECORDS
-                    write_file(rows, aside)
-                    os.replace(aside, folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet")
-                sync(folder)
-                if len(list(folder.glob(_PART))) >= _MOST_PARTS:
-                    with self.incoming() as scratch:
-                        self._merge(platform, self._newest, (), scratch)
+                    write_file(rows.to_batches(), aside)
+                    os.replace(aside, new_part(folder.path))
+                sync(folder.path)
+                count = len(folder.files())
+                if count >= _MOST_PARTS and count % _MOST_PARTS == 0:
+                    self._compact_newest(folder)
+
+    def _compact_newest(self, folder: PlatformFolder) -> None:
+        """Make the newest files of a platform one. Where that fails, all rows are there still, and it is tried again some files later."""
+        try:
+            self._merge(folder, lambda files: newest(files, _MOST_PARTS // 2))
+        except (OSError, pa.ArrowException) as error:
+            log.warning("%s is not compacted: %s", folder.path, error)
 
     def compact(self) -> None:
         """Make the files of each platform one."""
-        with self._writing(), self.incoming() as folder:
+        with self._writing():
             for platform in self.platforms:
-                if self._files(platform) != [self._file(platform)]:
-                    self._merge(platform, self._files, (), folder)
-
-    def _newest(self, platform: str) -> list[Path]:
-        """Return the newest files of a platform: half of the most that there are, and on to the first that has more rows than all of them.
-
-        Made one, they leave ever larger files behind them, so a row is written anew about as often as the number of rows has doubled
-        since it came, and not each time that a few more have come.
-        """
-        newest: list[Path] = []
-        rows = 0
-        for file in reversed(self._files(platform)):
-            count = rows_of(file)
-            if len(newest) >= _MOST_PARTS // 2 and count > rows:
-                break
-            newest.insert(0, file)
-            rows += count
-        return newest
-
-    def _set_damaged_aside(self, platform: str) -> None:
-        for file in self._files(platform):
-            try:
-                read_file(file)
-            except DamagedRecords as error:
-                aside = file.with_name(f"{file.name}.damaged")
-                log.error("%s; it is set aside as %s", error, aside.name)
-                os.replace(file, aside)
+                folder = self._folder(platform, is_writing=True)
+                if folder.files() != [folder.path / RECORDS]:
+                    self._merge(folder, list)
 
     @contextmanager
-    def incoming(self) -> Iterator[Path]:
-        """Return a folder for files on their way into the store; it is removed at the end."""
-        folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=self.folder))
+    def incoming(self, place: Path | None = None) -> Iterator[Path]:
+        """Return a folder for files on their way into the store, or into a folder of it; it is removed at the end."""
+        folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=place or self.folder))
         try:
             yield folder
         finally:
@@ -224,94 +192,98 @@ class RecordStore:
             ThreadPoolExecutor(os.cpu_count()) as pool,
         ):  # pyarrow works without the interpreter
             added = pool.map(
-                lambda platform: self._merge(platform, self._files, parts[platform], folder),
+                lambda platform: self._merge(self._made_folder(platform), list, parts[platform]),
                 platforms,
             )
             return dict(zip(platforms, added, strict=True))
 
+    def quarantine(self, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
+        """Note the lines of logs that are no records, see `note_refused`."""
+        note_refused(self.folder, refused, sources)
+
     def _merge(
         self,
-        platform: str,
-        choose: Callable[[str], list[Path]],
-        parts: Sequence[pa.Table],
-        folder: Path,
+        folder: PlatformFolder,
+        choose: Callable[[list[StoredFile]], list[StoredFile]],
+        parts: Sequence[pa.Table] = (),
     ) -> int:
-        """Make one file of a platform's newest files, or all, and further rows; return how many of those are new.
+        """Make one file of some of a platform's files and of further rows; return how many of those are new."""
+        # In the platform's folder, which may be a link to another disk.
+        with self.incoming(folder.path) as scratch:
+            while True:
+                try:
+                    return merge(folder, choose, parts, scratch / RECORDS)
+                except DamagedRecords as damage:
+                    folder.set_aside(damage)
 
-        What cannot be read is set aside.
-        """
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Wait until no other process writes, and keep others from it."""
+        with _alone_in(self.folder):
+            for pattern in (f"{_INCOMING}*", f"{_PLATFORM}*/{_INCOMING}*"):
+                for left in self.folder.glob(pattern):  # by a process that was killed
+                    with contextlib.suppress(OSError):
+                        if time.time() - left.stat().st_mtime > _LEFT_S:
+                            shutil.rmtree(left, ignore_errors=True)
+            yield
 
-        def chosen(name: str) -> tuple[list[Path], list[pa.Table]]:
-            files = choose(name)
-            return files, [self._read(name, files, None)] if files else []
+    def _folder(self, platform: str, is_writing: bool = False) -> PlatformFolder:
+        lock = contextlib.nullcontext if is_writing else self._writing
+        return PlatformFolder(self.folder / f"{_PLATFORM}{platform}", platform, lock, self._warn, is_writing)
 
-        files, known = self._without_damaged(platform, chosen, is_writing=True)
-        if not known and not parts:
-            return 0
-        is_all = len(files) == len(self._files(platform))
-        before = sum(map(len, known))
-        rows = pa.concat_tables([*known, *parts])
-        rows = rows.filter(is_first(rows.column("id")))
-        self._file(platform).parent.mkdir(exist_ok=True)
-        aside = folder / f"{platform}.merged"
-        write_file(rows, aside)
-        place = self._file(platform) if is_all else files[0]
-        os.replace(aside, place)
-        sync(place.parent)
-        for file in files:
-            if file != place:
-                file.unlink()
-        return len(rows) - before
+    def _made_folder(self, platform: str) -> PlatformFolder:
+        """Return the folder of a platform, made if need be, for one who writes."""
+        folder = self._folder(platform, is_writing=True)
+        if not folder.path.exists():
+            folder.path.mkdir()
+            sync(self.folder)
+        return folder
 
-    def quarantine(self, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
-        """Note the lines of logs that are no records, in place of what was noted of these logs before.
+    def _has_files(self, platform: str) -> bool:
+        folder = self._folder(platform)
+        try:
+            if not folder.files():
+                return False
+            read_name(platform, "platform")
+        except OSError as error:
+            self._warn(f"{folder.path} cannot be read and is passed over: {error.strerror}")
+            return False
+        except InvalidRequest as error:
+            self._warn(f"{folder.path} is passed over: {error}; rename the folder")
+            return False
+        return True
 
-        Parameters
-        ----------
-        refused : sequence of RefusedLine
-            The lines.
-        sources : collection of str
-            All logs that were read. A line that was being written at an earlier import may be whole now.
-        """
-        path = self.folder / QUARANTINE
-        before = path.read_text().splitlines() if path.exists() else []
-        noted = [entry for entry in before if json.loads(entry)["source"] not in sources]
-        noted += [
-            json.dumps({"source": line.source, "line": line.number, "reason": line.reason})
-            for line in refused
-        ]
-        if noted or before:
-            replace_file(path, "".join(f"{entry}\n" for entry in dict.fromkeys(noted)).encode())
+    def _warn(self, message: str) -> None:
+        """Log a warning once: a trainer looks every few seconds."""
+        if message in self._warned:
+            return
+        if len(self._warned) >= _MAX_WARNED:
+            self._warned.clear()
+        self._warned.add(message)
+        log.warning("%s", message)
 
-    def _file(self, platform: str) -> Path:
-        return self.folder / f"platform={platform}" / RECORDS
-
-    def _read_note(self) -> dict[str, int]:
+    def _read_seed(self) -> int:
         path = self.folder / NOTE
         try:
-            note = json.loads(path.read_text())
-            form, _ = note["form"], note["seed"]
-        except OSError:
+            note = json.loads(path.read_text("utf-8-sig"))
+            form, seed = note["form"], int(note["seed"])
+        except FileNotFoundError:
             raise BadRecords(f"{self.folder} is no record store: {NOTE} is missing") from None
-        except (ValueError, KeyError, TypeError):
-            raise BadRecords(f"{path} is damaged") from None
+        except OSError as error:
+            raise BadRecords(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise BadRecords(
+                f'{path} is damaged: expected {{"form": {FORM}, "seed": N}}; write it anew, '
+                "with the seed that `tlp records show` printed (0 unless --seed was given)"
+            ) from None
         if form != FORM:
             raise BadRecords(f"{self.folder} is a record store of form {form!r}, this reads {FORM}")
-        found: dict[str, int] = note
-        return found
+        return seed
 
 
 def is_store(path: Path) -> bool:
     """Return whether a path is a record store."""
     return (path / NOTE).is_file()
-
-
-def _retried(look: Callable[[], T]) -> T:
-    """Return what a look at a store's files gives, again if some were compacted since they were listed."""
-    for _ in range(_READ_TRIES):
-        with contextlib.suppress(FileNotFoundError):
-            return look()
-    return look()
 
 
 def _is_own(name: str) -> bool:

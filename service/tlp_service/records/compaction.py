@@ -1,0 +1,93 @@
+"""Making one file of several of a platform, and which."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tlp_service.records.parquet_files import is_first, sync, write_file
+from tlp_service.records.platform_folder import RECORDS, PlatformFolder, filtered
+from tlp_service.records.schema import SCHEMA
+from tlp_service.records.stored_file import MAX_STEP_ROWS, StoredFile
+
+
+def merge(
+    folder: PlatformFolder,
+    choose: Callable[[list[StoredFile]], list[StoredFile]],
+    parts: Sequence[pa.Table],
+    aside: Path,
+) -> int:
+    """Make one file of some of a platform's files and of further rows, a step at a time.
+
+    Parameters
+    ----------
+    folder : PlatformFolder
+        Of the platform, opened by the one process that writes.
+    choose : callable
+        Returns which of the files are made one, of those that can be read.
+    parts : sequence of pa.Table
+        Further rows, of `SCHEMA`.
+    aside : Path
+        Where the file is written before it takes its place.
+
+    Returns
+    -------
+    int
+        How many of the further rows are new.
+
+    Raises
+    ------
+    DamagedRecords
+        If a file proves to be damaged. Nothing is changed then.
+    """
+    with folder.opened() as opened:
+        files = choose(opened)
+        if not files and not parts:
+            return 0
+        paths = [file.path for file in files]
+        schema = pa.schema([SCHEMA.field("id")])
+        known = [pa.Table.from_batches(file.batches(["id"]), schema) for file in files]
+        ids = pa.concat_tables([*known, *(part.select(["id"]) for part in parts)]).column(0)
+        is_new = np.asarray(is_first(ids))
+        rows = chain(
+            chain.from_iterable(file.batches(SCHEMA.names) for file in files),
+            chain.from_iterable(part.to_batches(MAX_STEP_ROWS) for part in parts),
+        )
+        write_file(filtered(rows, is_new), aside)
+    # What cannot be read, or is not to be merged, stays.
+    is_all = paths == folder.files()
+    place = folder.path / RECORDS if is_all else paths[0] if paths else new_part(folder.path)
+    os.replace(aside, place)
+    sync(place.parent)
+    for path in paths:
+        if path != place:
+            path.unlink()
+    return int(is_new[sum(map(len, known)) :].sum())
+
+
+def newest(files: list[StoredFile], min_files: int) -> list[StoredFile]:
+    """Return the newest files: at least `min_files`, extended until the next older one holds more rows than all of them.
+
+    Made one, they leave ever larger files behind them (size-tiered compaction), so a row is written anew about as often as the number of
+    rows has doubled since it came, and not each time that a few more have come.
+    """
+    found: list[StoredFile] = []
+    rows = 0
+    for file in reversed(files):
+        if len(found) >= min_files and file.rows > rows:
+            break
+        found.insert(0, file)
+        rows += file.rows
+    return found
+
+
+def new_part(folder: Path) -> Path:
+    """Return a path for rows that come after all that are there."""
+    return folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet"

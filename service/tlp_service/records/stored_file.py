@@ -1,0 +1,245 @@
+"""One Parquet file of a record store, which a crash may have cut, or another program have written anew."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tlp_service.errors import DamagedRecords
+from tlp_service.records.schema import SCHEMA
+
+#: Bytes of rows in memory, and rows, that one step of reading or writing takes. A single row that is larger is a step of its own.
+MAX_STEP_BYTES, MAX_STEP_ROWS = 16 << 20, 10_000
+#: Bytes of one column that are read from the disk at a time.
+_READ_BYTES = 1 << 18
+
+
+class StoredFile:
+    """A file of a record store, opened for reading; it stays what it was when another one replaces it.
+
+    Columns are found by their names and cast to those of `SCHEMA`, so that it does not matter which program wrote the file: columns may
+    stand in any order, and others beside them. A nullable column that is missing reads as nulls. `platform` is never read: it is
+    what the name of the folder says.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    platform : str
+        Platform of its rows.
+    schema : pa.Schema
+        What the rows are to be.
+
+    Raises
+    ------
+    DamagedRecords
+        If it is no Parquet file, or lacks a column that is needed, or holds one that cannot be cast.
+    OSError
+        If the disk or its permissions keep it from being read.
+    """
+
+    def __init__(self, path: Path, platform: str, schema: pa.Schema = SCHEMA) -> None:
+        self.path = path
+        self._platform = platform
+        self._schema = schema
+        with _damage_of(path):
+            _check_is_file(path)
+            source = pa.OSFile(str(path))
+            footer = pq.ParquetFile(source).metadata
+            self._file = pq.ParquetFile(
+                source,
+                metadata=footer,
+                read_dictionary=_dictionary_columns(footer),
+                buffer_size=_READ_BYTES,
+                pre_buffer=False,
+                page_checksum_verification=True,
+            )
+            self._source = source
+            self._check_footer()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, as the footer states it."""
+        return int(self._file.metadata.num_rows)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in their order, some columns of them, in steps of at most `MAX_STEP_BYTES`.
+
+        Raises
+        ------
+        DamagedRecords
+            If what follows cannot be read.
+        """
+        names = self._file.schema_arrow.names
+        stored = [name for name in columns if name in names and name != "platform"] or ["id"]
+        with _damage_of(self.path):
+            for number in range(self._file.num_row_groups):
+                rows = 0
+                for batch in self._file.iter_batches(self._step_rows(number, stored), [number], stored):
+                    rows += len(batch)
+                    for piece in in_steps(batch):
+                        yield self._conformed(piece, columns)
+                if rows != self._file.metadata.row_group(number).num_rows:
+                    raise pa.ArrowInvalid(
+                        f"row group {number} holds {rows} rows, which is not what its footer states"
+                    )
+
+    def check(self) -> None:
+        """Read all of it.
+
+        Raises
+        ------
+        DamagedRecords
+            If a part cannot be read.
+        """
+        for _ in self.batches(self._schema.names):
+            pass
+
+    def _check_footer(self) -> None:
+        footer, found = self._file.metadata, self._file.schema_arrow
+        rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        if min(rows, default=0) < 0 or sum(rows) != footer.num_rows:
+            raise pa.ArrowInvalid("its footer contradicts itself on the number of rows")
+        for field in self._schema:
+            count = found.names.count(field.name)
+            if count > 1:
+                raise pa.ArrowInvalid(f"it has {count} columns '{field.name}', expected one")
+            if count:
+                _cast(pa.array([], found.field(field.name).type), field)
+            elif not field.nullable and field.name != "platform":
+                raise pa.ArrowInvalid(f"it lacks the column '{field.name}'")
+
+    def _step_rows(self, number: int, columns: Sequence[str]) -> int:
+        """Return how many rows of a row group are decoded at a time."""
+        group = self._file.metadata.row_group(number)
+        chunks = map(group.column, range(group.num_columns))
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
+        return int(min(max(MAX_STEP_BYTES * group.num_rows // max(size, 1), 1), MAX_STEP_ROWS))
+
+    def _conformed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        fields = [self._schema.field(name) for name in columns]
+        return pa.RecordBatch.from_arrays([self._column(batch, f) for f in fields], schema=pa.schema(fields))
+
+    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        if field.name == "platform":
+            return pa.array([self._platform] * len(batch), field.type)
+        if field.name not in batch.schema.names:
+            return pa.nulls(len(batch), field.type)
+        return _cast(batch.column(field.name), field)
+
+
+def in_steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in slices of at most `MAX_STEP_BYTES`, as they will lie in memory, or of one row."""
+    ends = np.cumsum(sum(map(value_bytes, batch.columns), np.zeros(len(batch), np.int64)))
+    start, taken = 0, 0
+    while start < len(batch):
+        end = max(start + 1, int(np.searchsorted(ends, taken + MAX_STEP_BYTES, side="right")))
+        yield batch.slice(start, end - start)
+        start, taken = end, ends[end - 1]
+
+
+def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the bytes that each value of a column takes in memory; those of a dictionary as often as they stand there."""
+    if pa.types.is_dictionary(column.type):
+        of_values = value_bytes(column.dictionary)
+        return np.append(of_values, 0)[
+            column.indices.fill_null(len(of_values)).to_numpy(zero_copy_only=False)
+        ]
+    if _is_list(column.type):
+        found = pc.multiply(pc.list_value_length(column), 8)
+    elif _is_text(column.type):
+        found = pc.binary_length(column)
+    else:
+        return np.full(len(column), 16, np.int64)
+    return np.asarray(found.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column in the type of a field; raise `pa.ArrowInvalid` where a value would change or is missing."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    try:
+        # Arrow would make numbers of texts and texts of numbers.
+        if _is_text(found) != _is_text(field.type) and not pa.types.is_null(found):
+            raise pa.ArrowInvalid("of another kind")
+        if column.type != field.type:
+            column = column.cast(field.type)
+        column.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise pa.ArrowInvalid(
+            f"column '{field.name}': expected {field.type}, found {found}: {reason}"
+        ) from None
+    nulls = 0 if field.nullable else column.null_count
+    if nulls + (column.flatten().null_count if _is_list(column.type) else 0):
+        raise pa.ArrowInvalid(f"column '{field.name}': expected values, found nulls")
+    return column
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_string_view(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_binary_view(type_)
+        or pa.types.is_fixed_size_binary(type_)
+    )
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+        or pa.types.is_list_view(type_)
+        or pa.types.is_large_list_view(type_)
+    )
+
+
+def _dictionary_columns(footer: pq.FileMetaData) -> list[str]:
+    """Return the columns that are stored as dictionaries: read as such, a long text that is repeated is held once."""
+    found: set[str] = set()
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        chunks = map(group.column, range(group.num_columns))
+        found.update(c.path_in_schema for c in chunks if any("DICTIONARY" in e for e in c.encodings))
+    return [field.name for field in SCHEMA if field.name in found and _is_text(field.type)]
+
+
+def _check_is_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise pa.ArrowInvalid("it is a link to nothing") from None
+        raise
+    if not stat.S_ISREG(mode):  # a pipe would be waited for
+        raise pa.ArrowInvalid("it is no file")
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Say of which file it is that what it holds cannot be read."""
+    try:
+        yield
+    except (pa.ArrowMemoryError, pa.ArrowCancelled):
+        raise  # of this process
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk; what a file holds has no number
+        raise DamagedRecords(path, " ".join(str(error).split())) from None
