@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import zlib
 from collections import Counter
@@ -21,14 +22,25 @@ if TYPE_CHECKING:
 #: endings of the names that tuning logs have
 LOG_SUFFIXES = (".json", ".log", ".gz")
 
+#: Bytes that a line may have. The longest of the public logs has 5,163.
+MAX_LINE_BYTES = 1 << 20
+
+#: Refused lines of one log that are kept with their places; of further ones only the number is.
+MAX_REFUSED_LINES = 1_000
+
+#: Bytes that a compressed log may decompress to: so many for each of its own, and these besides. Public logs reach 62 times their size,
+#: and gzip 1,032 times.
+MAX_GZIP_RATIO, MAX_SMALL_GZIP_BYTES = 200, 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A line of a log that is no record: where it stands, and why it was refused."""
+    """A line of a log that is no record: where it stands, and why it was refused; or `lines` of them, of which only the first is told."""
 
     source: str
     number: int
     reason: str
+    lines: int = 1
 
     @property
     def cause(self) -> str:
@@ -54,20 +66,44 @@ class LogReader:
     parser: RecordParser = field(default_factory=RecordParser)
     refused: list[RefusedLine] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    _refused_before: int = 0
 
     def read_file(self, path: str | Path) -> Iterator[Record]:
         """Yield the records of a log file, plain or gzip-compressed; refused lines go to `refused`."""
-        path = Path(path)
-        with open_log(path) as lines:
-            for _, outcome in self.read_lines(lines_of(lines), str(path)):
+        for _, _, record in self.read_file_lines(path):
+            yield record
+
+    def read_file_lines(self, path: str | Path) -> Iterator[tuple[bytes, int, Record]]:
+        """Yield the line, its number and the record for each record of a log file, see `read_file`.
+
+        A file that cannot be opened, or not be read to its end, is a refused line: it stops no others.
+        """
+        path, source = Path(path), source_of(path)
+        latest = b""
+
+        def lines(file: BinaryIO) -> Iterator[bytes]:
+            nonlocal latest
+            for line in lines_of(file):
+                latest = line
+                yield line
+
+        self._refused_before = self.counts["refused"]
+        try:
+            file = open_log(path)
+        except OSError as error:
+            self._refuse(source, 1, f"the log cannot be read: {error.strerror or error}")
+            return
+        with file:
+            for number, outcome in self.read_lines(lines(file), source):
                 if isinstance(outcome, Record):
-                    yield outcome
+                    yield latest, number, outcome
 
     def read_lines(
         self, lines: Iterable[bytes], source: str = "input"
     ) -> Iterator[tuple[int, Record | RefusedLine]]:
         """Yield ``(line number, record or refused line)`` for each line that is not blank or a comment."""
         number = 0
+        self._refused_before = self.counts["refused"]
         try:
             for number, raw in enumerate(lines, start=1):
                 outcome = self._read_line(raw, source, number)
@@ -76,8 +112,15 @@ class LogReader:
         except (EOFError, OSError, zlib.error) as error:
             # The rest of a damaged gzip file can't be read; what came before is kept.
             yield number + 1, self._refuse(source, number + 1, f"the rest cannot be read: {error}")
+        more = self.counts["refused"] - self._refused_before - MAX_REFUSED_LINES
+        if more > 0:
+            self.refused.append(
+                RefusedLine(source, number, f"more lines are no records: {more} of them", more)
+            )
 
     def _read_line(self, raw: bytes, source: str, number: int) -> Record | RefusedLine | None:
+        if len(raw) > MAX_LINE_BYTES:
+            return self._refuse(source, number, f"the line is too long: more than {MAX_LINE_BYTES} bytes")
         if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
             raw = raw[3:]
         try:
@@ -99,9 +142,15 @@ class LogReader:
 
     def _refuse(self, source: str, number: int, reason: str) -> RefusedLine:
         refused = RefusedLine(source, number, reason)
-        self.refused.append(refused)
         self.counts["refused"] += 1
+        if self.counts["refused"] - self._refused_before <= MAX_REFUSED_LINES:
+            self.refused.append(refused)
         return refused
+
+
+def source_of(path: str | Path) -> str:
+    """Return the name of a log as text, also where it is not UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -111,15 +160,19 @@ def open_log(path: Path) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(_GzipFile(path), 1 << 16)) if is_gzip else path.open("rb")
 
 
-def lines_of(file: Iterable[bytes]) -> Iterator[bytes]:
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a log up to the first that does not end.
 
-    The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line.
+    The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line. Of a line
+    of more than `MAX_LINE_BYTES` only the beginning is yielded, with a byte more than it may have.
     """
-    for line in file:
+    while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
-        if not line.endswith(b"\n"):
-            return
+        end = line
+        while not end.endswith(b"\n"):
+            end = file.readline(MAX_LINE_BYTES)
+            if not end or len(line) <= MAX_LINE_BYTES:
+                return
 
 
 class _GzipFile(gzip.GzipFile):
@@ -128,5 +181,12 @@ class _GzipFile(gzip.GzipFile):
     It hands up what it has decompressed so far: gzip's own `readinto` fills the buffer or, in a damaged file, loses all of it.
     """
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._max_bytes = MAX_SMALL_GZIP_BYTES + MAX_GZIP_RATIO * path.stat().st_size
+
     def readinto(self, buffer: WriteableBuffer) -> int:
-        return self.readinto1(buffer)
+        size = self.readinto1(buffer)
+        if self.tell() > self._max_bytes:
+            raise OSError(f"it decompresses to more than {MAX_GZIP_RATIO} times its size")
+        return size

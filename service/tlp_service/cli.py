@@ -184,11 +184,14 @@ def _done(found: Collection[object], otherwise: str) -> int:
 
 
 def _show_records(arguments: argparse.Namespace) -> int:
-    from tlp_service.records.report import describe
+    from tlp_service.records.report import platform_lines, title_lines
     from tlp_service.records.store import RecordStore
 
-    print(describe(RecordStore(arguments.store)))
-    return 0
+    store = RecordStore(arguments.store)
+    expected = store.platforms
+    lines = list(platform_lines(store))
+    print("\n".join([*title_lines(store), *lines]))
+    return _done(lines, "no record that can be read") if expected else 0
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

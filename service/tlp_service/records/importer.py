@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from tlp_client.logs import LogReader, RefusedLine, lines_of, open_log
-from tlp_client.records import Record, RecordParser
+from tlp_client.logs import LogReader, RefusedLine, source_of
+from tlp_client.records import RecordParser
 from tlp_service.records.parquet_files import write_rows
 from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.schema import Rows, Texts
@@ -24,8 +24,8 @@ from tlp_service.records.store import RecordStore
 
 log = logging.getLogger(__name__)
 
-#: Rows that are held before they are written, and batches of logs that a process reads.
-_HELD_ROWS, _BATCHES = 50_000, 16
+#: Bytes of the lines whose rows a process holds before it writes them, and batches of logs that a process reads.
+_MAX_HELD_BYTES, _BATCHES = 64 << 20, 16
 
 #: logs, how to tell their platforms, and where their rows go
 _Batch: TypeAlias = tuple[Sequence[Path], PlatformOf, Path]
@@ -62,6 +62,12 @@ class ImportSummary:
         self.failed += other.failed
         self.left_out += other.left_out
         self.refused += other.refused
+
+    def add_refused(self, refused: Sequence[RefusedLine]) -> None:
+        """Add lines that are no records."""
+        self.refused += refused
+        for line in refused:
+            self.left_out[f"refused line, {line.cause}"] += line.lines
 
     def report(self, added: Mapping[str, int]) -> str:
         """Return the counts as text, with those that were new to the store."""
@@ -110,13 +116,13 @@ def import_logs(
                 summary.add(part)
                 bar.update(part.files)
         added = store.take_in(folder)
-    store.quarantine(summary.refused, {str(path) for path in paths})
+    store.quarantine(summary.refused, set(map(source_of, paths)))
     return summary, added
 
 
 def _divided(paths: Sequence[Path], batches: int) -> Iterator[list[Path]]:
     """Divide logs into some batches of about equal size. Neighbours stay together, for they share primitives."""
-    sizes = [path.stat().st_size for path in paths]
+    sizes = list(map(_size, paths))
     enough = sum(sizes) / batches
     batch: list[Path] = []
     filled = 0
@@ -130,9 +136,17 @@ def _divided(paths: Sequence[Path], batches: int) -> Iterator[list[Path]]:
         yield batch
 
 
+def _size(path: Path) -> int:
+    """Return the size of a log, 0 where it is gone since it was found: reading it says so."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _read_all(batches: Sequence[_Batch], processes: int) -> Iterator[ImportSummary]:
     # The largest first, so that none is left for one process at the end.
-    ordered = sorted(batches, key=lambda batch: -sum(path.stat().st_size for path in batch[0]))
+    ordered = sorted(batches, key=lambda batch: -sum(map(_size, batch[0])))
     if processes == 1 or len(batches) == 1:
         yield from map(_read_batch, ordered)
         return
@@ -151,12 +165,18 @@ def _read_batch(batch: _Batch) -> ImportSummary:
     held: dict[str, Rows] = {}
     numbers = count()
 
-    def write(platform: str) -> None:
-        write_rows(held.pop(platform).table(), Path(f"{prefix}-{next(numbers):06}.arrow"))
+    held_bytes = 0
+
+    def write() -> None:
+        nonlocal held_bytes
+        for platform in list(held):
+            write_rows(held.pop(platform).table(), Path(f"{prefix}-{next(numbers):06}.arrow"))
+        held_bytes = 0
 
     for path in paths:
-        platform_of_record, source = platform_of(path), str(path)
-        for line, number, record in _records(path, summary):
+        platform_of_record, source = platform_of(path), source_of(path)
+        reader = LogReader(_PARSER)
+        for line, number, record in reader.read_file_lines(path):
             platform = platform_of_record(record)
             if platform is None:
                 summary.left_out["no platform"] += 1
@@ -166,26 +186,9 @@ def _read_batch(batch: _Batch) -> ImportSummary:
             if platform not in held:
                 held[platform] = Rows(platform, _TEXTS)
             held[platform].add(record, line, source, number)
-            if len(held[platform]) >= _HELD_ROWS:
-                write(platform)
-    for platform in list(held):
-        write(platform)
+            held_bytes += len(line)
+            if held_bytes >= _MAX_HELD_BYTES:
+                write()
+        summary.add_refused(reader.refused)
+    write()
     return summary
-
-
-def _records(path: Path, summary: ImportSummary) -> Iterator[tuple[bytes, int, Record]]:
-    reader = LogReader(_PARSER)
-    latest = b""
-
-    def lines(file: Iterable[bytes]) -> Iterator[bytes]:
-        nonlocal latest
-        for line in lines_of(file):
-            latest = line
-            yield line
-
-    with open_log(path) as file:
-        for number, outcome in reader.read_lines(lines(file), str(path)):
-            if isinstance(outcome, Record):
-                yield latest, number, outcome
-    summary.refused += reader.refused
-    summary.left_out.update(f"refused line, {refused.cause}" for refused in reader.refused)

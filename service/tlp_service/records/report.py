@@ -13,14 +13,16 @@ from tlp_service.records.store import RecordStore
 _TITLE = f"{'platform':<24} {'records':>8} {'failed':>7} {'tasks':>6} {'train':>6} {'valid.':>6} {'test':>6}"
 
 
-def describe(store: RecordStore) -> str:
-    """Return a table of the platforms: records, failed runs, tasks, and how those of them that have a run that did not fail are split."""
-    lines = [f"record store {store.folder}, split seed {store.seed}", _TITLE, *platform_lines(store)]
-    return "\n".join(lines)
+def title_lines(store: RecordStore) -> list[str]:
+    """Return the lines above those of the platforms."""
+    return [f"record store {store.folder}, split seed {store.seed}", _TITLE]
 
 
 def platform_lines(store: RecordStore) -> Iterator[str]:
-    """Yield the line of each platform that has records which can be read."""
+    """Yield a line for each platform that has records which can be read.
+
+    It holds records, failed runs, tasks, and how those of them that have a run that did not fail are split.
+    """
     for platform in store.platforms:
         # A task's key as it is spelt -> records, and those that did not fail.
         records: Counter[str] = Counter()

@@ -16,6 +16,7 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
 #: `primitives` is the JSON text of the steps, as it stands in the log; `costs` are seconds, and mean nothing where `error_no` is not 0.
+#: A column that is nullable may be missing in a file, and reads as nulls then. So each new column is nullable: no store needs migrating.
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.binary(16), nullable=False),
@@ -38,8 +39,8 @@ SCHEMA = pa.schema(
 REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
 
 
-#: Primitives whose text is kept.
-_MOST_TEXTS = 1 << 18
+#: Primitives whose text is kept, and characters of these texts.
+_MAX_TEXTS, _MAX_CHARACTERS = 1 << 18, 64 << 20
 
 
 class Texts:
@@ -49,6 +50,7 @@ class Texts:
         # By identity, for hashing a primitive takes longer than all else. The object is kept, so that no other gets its id.
         self._known: dict[int, str] = {}
         self._kept: list[Primitive] = []
+        self._characters = 0
 
     def of(self, primitives: Sequence[Primitive]) -> str:
         """Return a candidate's primitives as JSON."""
@@ -59,11 +61,13 @@ class Texts:
         return f"[{texts}]"
 
     def _learn(self, primitive: Primitive) -> str:
-        if len(self._kept) >= _MOST_TEXTS:
+        if len(self._kept) >= _MAX_TEXTS or self._characters >= _MAX_CHARACTERS:
             self._known.clear()
             self._kept.clear()
+            self._characters = 0
         text = self._known[id(primitive)] = json.dumps(primitive.to_json(), separators=(",", ":"))
         self._kept.append(primitive)
+        self._characters += len(text)
         return text
 
 

@@ -153,14 +153,14 @@ def in_steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the bytes that each value of a column takes in memory; those of a dictionary as often as they stand there."""
     if pa.types.is_dictionary(column.type):
-        of_values = value_bytes(column.dictionary)
-        return np.append(of_values, 0)[
-            column.indices.fill_null(len(of_values)).to_numpy(zero_copy_only=False)
-        ]
+        of_values = np.append(value_bytes(column.dictionary), 0)  # the last is that of a null
+        places = column.indices.cast(pa.int64()).fill_null(len(of_values) - 1)
+        return np.asarray(of_values[np.asarray(places)], np.int64)
     if _is_list(column.type):
         found = pc.multiply(pc.list_value_length(column), 8)
     elif _is_text(column.type):
-        found = pc.binary_length(column)
+        is_view = pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type)
+        found = pc.binary_length(column.cast(pa.large_binary()) if is_view else column)
     else:
         return np.full(len(column), 16, np.int64)
     return np.asarray(found.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
