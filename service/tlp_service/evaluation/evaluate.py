@@ -19,6 +19,7 @@ from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import PredictRequest, request_of
 from tlp_service.errors import ApiError
 from tlp_service.evaluation.figures import Interval, TaskFigures, figures_of, summarise
+from tlp_service.evaluation.plausible import is_plausible
 from tlp_service.scoring.scorer import Scorer
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,10 @@ def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evalua
     if unscored := int(np.count_nonzero(~is_scored)):
         found.left_out["candidates that the version cannot score"] += unscored
     costs = np.array([np.median(costs) for costs in candidates.costs.values()])
-    return scored.scores[is_scored], costs[is_scored]
+    counts = is_plausible(candidates.task.workload, costs)
+    if outliers := int(np.count_nonzero(~counts)):
+        found.left_out["candidates of a cost that cannot be a run time"] += outliers
+    return scored.scores[is_scored & counts], costs[is_scored & counts]
 
 
 def _without_nan(figures: Interval | TaskFigures) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
+from tlp_service.evaluation.plausible import is_plausible
 from tlp_service.records.files import log_records
 from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.split import Part, check_no_leak
@@ -129,7 +130,8 @@ def build_sets(
 
     Exact duplicates (same task, same primitives) are one candidate with the costs of all. A record with a
     primitive that the vocabulary lacks is left out and counted; so is a task with fewer candidates
-    than can be ranked. A candidate all of whose runs failed is one of its task's `failed`.
+    than can be ranked. A candidate all of whose runs failed is one of its task's `failed`; one whose cost cannot be a run time
+    (see `is_plausible`) is neither, and counted.
     """
     builders = {kind: _Builder(encoder) for kind, encoder in encoders.items()}
     for platform, record in records:
@@ -173,12 +175,17 @@ class _Builder:
             good = {c: costs for c, costs in candidates.items() if encoder.broken.isdisjoint(c)}
             if len(good) < len(candidates):
                 report.counts["left out: primitive without a row"] += len(candidates) - len(good)
+            costs = np.array([np.median(c) for c in good.values()])
+            counts = is_plausible(name[1], costs)
+            if not counts.all():
+                report.counts["left out: cost that cannot be a run time"] += int((~counts).sum())
+                good = {c: good[c] for c, does_count in zip(list(good), counts, strict=True) if does_count}
+                costs = costs[counts]
             if 0 < len(good) < min_candidates:
                 report.counts["left out: task with too few candidates"] += len(good)
             if len(good) < min_candidates:
                 continue
             positions, values = self._encode(number, good)
-            costs = np.array([np.median(c) for c in good.values()])
             failed = [c for c in self.failed.pop(name, ()) if c not in candidates]
             _, of_failed = self._encode(number, failed)
             tasks.append(TrainingTask(*name, positions, values, costs, of_failed))
