@@ -22,9 +22,10 @@ _MOST_PLATFORMS, _MOST_VERSIONS = 64, 4
 _GAUGES = {
     "measured": "Measured candidates in the window.",
     "failed_share": "Share of the runs in the window that failed.",
+    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; no other figure counts them.",
     "pair_accuracy": "Share of the pairs inside tasks that the scores order right, mean over tasks.",
     "kendall_tau": "Kendall's tau-b of scores and speeds inside tasks, mean over tasks.",
-    "top1_regret": "How much longer the best-scored candidate of a search round takes than the best one, as a share of that.",
+    "top1_regret": "How much longer the best-scored candidate of a search round takes than the best one, as a share of that, 9 at most.",
     "top5_regret": "The same for the best of the five best-scored.",
     "drifting": "1 where the order is worse than when the version was accepted, beyond chance.",
 }
@@ -40,6 +41,7 @@ class _Figures(msgspec.Struct):
     measured: _Count
     serving: bool
     failed_share: float | None = None
+    outlier_share: float | None = None
     pair_accuracy: float | None = None
     kendall_tau: float | None = None
     top1_regret: float | None = None
@@ -58,7 +60,7 @@ def decode_quality(told: bytes | None) -> dict[str, Any]:
         try:
             document: dict[str, Any] = msgspec.json.decode(told)
             msgspec.convert(document, _Told)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             log.warning("what stands under %s is no document of prediction error", QUALITY)
         else:
             return document

@@ -1,6 +1,8 @@
 """Prediction error over a window, by hand."""
 
+import dataclasses
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -75,6 +77,70 @@ def test_drift_is_an_order_that_is_worse_than_at_the_gate_beyond_chance():
     assert not is_drifting(window_of(right).figures(), 0.7)
     assert not is_drifting(window_of(wrong[:16]).figures(), 0.7)  # of four tasks
     assert not is_drifting(window_of(wrong).figures(), math.nan)
+
+
+def honest_rounds(seed=0):
+    """Six rounds of 40 candidates, whose scores are their speeds with some noise."""
+    draw = random.Random(seed)
+    found = []
+    for n in range(6):
+        costs = [draw.uniform(1e-3, 1e-2) for _ in range(40)]
+        found += round_of([1 / c + draw.gauss(0, 50) for c in costs], costs, workload=f"t{n}")
+    return found
+
+
+def figures_with(cost, worker):
+    """Return the figures of honest rounds with one fabricated record in each, which has the worst score."""
+    false = [Measured(worker, f"t{n}", 0.0, cost, 40.0) for n in range(6)]
+    return window_of([*honest_rounds(), *false]).figures()
+
+
+@pytest.mark.parametrize("worker", ["evil", "w"])  # of the same name it joins the honest round
+@pytest.mark.parametrize("cost", [1e-9, 2e-8, 1e-6])
+def test_a_fabricated_record_moves_no_figure_by_a_tenth(cost, worker):
+    """Kind of fault: figures of error that one value can move at will. It was a regret of a million."""
+    honest, found = window_of(honest_rounds()).figures(), figures_with(cost, worker)
+    for name in ("pair_accuracy", "pair_accuracy_low", "kendall_tau", "top1_regret", "top5_regret"):
+        assert getattr(found, name) == pytest.approx(getattr(honest, name), rel=0.1)
+    for (score, label), (score_before, label_before) in zip(
+        found.calibration, honest.calibration, strict=True
+    ):
+        assert (score, label) == pytest.approx((score_before, label_before), rel=0.1)
+    assert (honest.outlier_share, found.outlier_share) == (0, pytest.approx(6 / 246))
+    assert found.measured == 246
+
+
+def test_no_round_has_a_regret_of_more_than_ten_times_its_best():
+    """A cost that could be real counts, but not without bound."""
+    bad = round_of([4, 3, 2, 1], [1.0, 2e-2, 1e-2, 2e-2], worker="v")  # a choice 100 times as slow
+    good = round_of([4, 3, 2, 1], [1.0, 2.0, 3.0, 4.0], workload="u")
+    assert window_of([*bad, *good]).figures().top1_regret == pytest.approx((9 + 0) / 2)
+
+
+def test_what_comes_again_is_counted_once_and_the_window_is_bounded():
+    """Kind of fault: a stream that delivers again is counted again. Ten times the bound, twice, the second time from the beginning."""
+    stream = [dataclasses.replace(m, time_s=float(n), id=n) for n, m in enumerate(honest_rounds()[:200])]
+    window = window_of(stream, capacity=20)
+    before = window.figures()
+    for again in (stream, stream[-10:], stream[:10], reversed(stream)):
+        for measured in again:
+            window.add(measured)
+        assert len(window) == 20
+        assert window.figures() == before
+    later = [dataclasses.replace(m, time_s=m.time_s + 1000, id=m.id + 1000) for m in stream]
+    for measured in later:
+        window.add(measured)
+    assert (len(window), len(window._measured._ids)) == (20, 20)
+
+
+def test_what_comes_late_is_put_where_it_belongs():
+    """A batch that another consumer left unfinished comes after later ones: the figures are those of the right order."""
+    stream = [
+        dataclasses.replace(m, id=n)
+        for n, m in enumerate(round_of([4, 3, 2, 1] * 3, [1.0, 2.0, 3.0, 4.0] * 3, start=0.0))
+    ]
+    late = window_of([*stream[4:], *stream[:4]])
+    assert late.figures() == window_of(stream).figures()
 
 
 @given(

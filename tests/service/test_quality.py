@@ -125,3 +125,76 @@ def test_windows_are_bounded(versions, monkeypatch):
     for platform in ("p8", "p6", "p8", "p5"):
         take(quality, [measured(1, 1.0, rising, platform=platform)])
     assert set(quality.document(4.0)["platforms"]) == {"p6", "p8", "p5"}
+
+
+def counts_of(quality):
+    """Return how many measurements each window holds."""
+    platforms = quality.document(1.0)["platforms"]
+    return {
+        (p, v): figures["measured"] for p, versions in platforms.items() for v, figures in versions.items()
+    }
+
+
+@pytest.mark.parametrize("scored_between", [True, False])
+def test_what_the_stream_delivers_again_is_counted_once(versions, scored_between):
+    """Kind of fault: idempotent in one sink (the store) and not in the other. Also while it waits to be scored."""
+    rising, falling = versions
+    records = [measured(n, 1.0 / n, rising, workload=f"w{n % 3}") for n in range(1, 31)]
+    quality = Quality(versions.get, lambda: falling)
+    take(quality, records)
+    if scored_between:
+        before = quality.document(1.0)
+    take(quality, records)
+    take(quality, records[:7])
+    assert counts_of(quality) == {("epyc", rising): 30, ("epyc", falling): 30}
+    if scored_between:
+        assert quality.document(1.0) == before
+
+
+def test_what_had_left_its_window_does_not_come_back(versions, monkeypatch):
+    """Ten times the bound, and again from the beginning: the window holds what it held, and nothing of it is scored again."""
+    monkeypatch.setattr("tlp_service.learning.quality.WINDOW", 20)
+    rising, _ = versions
+    quality = Quality(versions.get, lambda: rising)
+    records = [measured(n, 1.0 / n, rising, workload=f"w{n % 3}") for n in range(1, 201)]
+    take(quality, records)
+    before = quality.document(1.0)
+    assert counts_of(quality) == {("epyc", rising): 20}
+    monkeypatch.setattr(versions[rising], "score", lambda request, **how: pytest.fail("scored again"))
+    for start in (0, 50):
+        quality.take(records[start:], [float(n) for n in range(start, 200)])
+        assert quality.document(1.0) == before
+    assert not quality._unscored
+
+
+def test_a_task_that_fails_takes_no_other_along(versions, monkeypatch, caplog):
+    rising, _ = versions
+    scorer, score = versions[rising], versions[rising].score
+
+    def fails(request, **how):
+        if "bad" in request.workload_key:
+            raise RuntimeError("cannot be scored")
+        return score(request, **how)
+
+    monkeypatch.setattr(scorer, "score", fails)
+    quality = Quality(versions.get, lambda: rising)
+    bad = [measured(n, 1.0 / n, rising, workload="bad") for n in range(1, 6)]
+    good = [measured(n, 1.0 / n, rising, workload="good") for n in range(1, 6)]
+    take(quality, [*bad, *good])
+    figures = quality.document(1.0)["platforms"]["epyc"][rising]
+    assert (figures["measured"], figures["tasks"], figures["pair_accuracy"]) == (10, 1, 1.0)
+    assert f"no scores of {rising} for a task of epyc" in caplog.text
+
+
+@pytest.mark.parametrize("gate", [None, [], "x", {"epyc": "high"}, {"epyc": None}])
+def test_a_manifest_that_states_no_figure_of_the_gate_says_nothing_of_drift(tmp_path, versions, gate):
+    rising, _ = versions
+    folder = write_linear_version(tmp_path / "gated", 1.0)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["training"] = {"gate": gate}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    scorer = Scorer(folder)
+    quality = Quality(lambda name: scorer, lambda: rising)
+    take(quality, [measured(n, 1.0 / n, rising) for n in range(1, 9)])
+    figures = quality.document(1.0)["platforms"]["epyc"][rising]
+    assert (figures["measured"], figures["drifting"]) == (8, None)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tlp_service.evaluation.figures import TaskFigures, figures_of, summarise
+from tlp_service.evaluation.plausible import is_plausible
 from tlp_service.evaluation.ranking import top_k_cost
+from tlp_service.learning.latest import Latest
 
 #: Seconds between two results of one worker and task from which on they are of two search rounds.
 ROUND_GAP_S = 5.0
 #: Fewest candidates of a task in the window that are ranked, and of a round whose regret counts.
 _RANKED = 4
 _QUINTILES = 5
+#: Largest regret of a round: ten times as slow as the best is as bad as any. Choosing at random has a smaller one in 95 % of the
+#: rounds of the public logs, but in one of a hundred more than 45, which would be all that a mean over rounds shows.
+_MAX_REGRET = 9.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Measured:
         Seconds; NaN for a run that failed.
     time_s : float
         When it arrived.
+    id : int or None
+        What tells it from others, for a stream that may deliver it again; None for one that comes once.
     """
 
     worker: str
@@ -40,6 +47,7 @@ class Measured:
     score: float
     cost: float
     time_s: float
+    id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,15 @@ class ErrorFigures:
         Candidates in the window, and tasks and search rounds with enough of them.
     failed_share : float
         Share of the runs that failed.
+    outlier_share : float
+        Share of the measurements whose cost cannot be a run time (see `is_plausible`). No other figure counts them.
     pair_accuracy, pair_accuracy_low, pair_accuracy_high : float
         Share of the pairs inside tasks that the scores order right, mean over tasks, and its 95 % interval by bootstrap over tasks.
     kendall_tau : float
         Kendall's tau-b inside tasks, mean over tasks.
     top1_regret, top5_regret : float
-        How much longer the best of the one or five best-scored of a search round takes than the best of the round, as a share of that;
-        mean over rounds.
+        How much longer the best of the one or five best-scored of a search round takes than the best of the round, as a share of that, at
+        most 9 (ten times as long); mean over rounds.
     calibration : tuple of (float, float)
         Mean score and mean label (best cost of the task over the candidate's) by fifths of the scores. Labels rise with scores where
         those are any good.
@@ -68,6 +78,7 @@ class ErrorFigures:
     tasks: int
     rounds: int
     failed_share: float
+    outlier_share: float
     pair_accuracy: float
     pair_accuracy_low: float
     pair_accuracy_high: float
@@ -78,46 +89,71 @@ class ErrorFigures:
 
 
 class ErrorWindow:
-    """The last measurements of one platform that a version scored.
+    """The last measurements of one platform that a version scored, each once.
 
     Parameters
     ----------
     capacity : int
-        Most of them.
+        Largest number of them.
     """
 
     def __init__(self, capacity: int = 2000) -> None:
-        self._measured: deque[Measured] = deque(maxlen=capacity)
+        self._measured = Latest[Measured](capacity)
+        self._figures: ErrorFigures | None = None
 
     def add(self, measured: Measured) -> None:
-        """Take in a measurement; the oldest goes."""
-        self._measured.append(measured)
+        """Take in a measurement that was not there before; the oldest goes."""
+        if self._measured.add(measured.id, measured.time_s, measured):
+            self._figures = None
+
+    def lacks(self, id_: int, time_s: float) -> bool:
+        """Return whether `add` would take a measurement."""
+        return self._measured.lacks(id_, time_s)
 
     def __len__(self) -> int:
         return len(self._measured)
 
     def figures(self) -> ErrorFigures:
         """Return the figures of what is in the window."""
-        valid = [m for m in self._measured if math.isfinite(m.cost) and math.isfinite(m.score)]
-        failed = sum(math.isnan(m.cost) for m in self._measured)
-        tasks = _tasks_of(valid)
-        summary = summarise(tasks) if tasks else None
-        pairs = summary["pair_accuracy"] if summary else None
-        rounds = [r for r in _rounds(valid) if len(r) >= _RANKED]
-        nan = math.nan
-        return ErrorFigures(
-            measured=len(self._measured),
-            tasks=len(tasks),
-            rounds=len(rounds),
-            failed_share=failed / len(self._measured) if self._measured else nan,
-            pair_accuracy=pairs.value if pairs else nan,
-            pair_accuracy_low=pairs.low if pairs else nan,
-            pair_accuracy_high=pairs.high if pairs else nan,
-            kendall_tau=summary["kendall_tau"].value if summary else nan,
-            top1_regret=_regret(rounds, 1),
-            top5_regret=_regret(rounds, 5),
-            calibration=_calibration(valid),
-        )
+        if self._figures is None:
+            self._figures = _figures_of(list(self._measured))
+        return self._figures
+
+
+def _figures_of(measured: Sequence[Measured]) -> ErrorFigures:
+    ran = [m for m in measured if math.isfinite(m.cost)]
+    counting = _counting(ran)
+    valid = [m for m in counting if math.isfinite(m.score)]
+    tasks = _tasks_of(valid)
+    summary = summarise(tasks) if tasks else None
+    pairs = summary["pair_accuracy"] if summary else None
+    rounds = [r for r in _rounds(valid) if len(r) >= _RANKED]
+    nan = math.nan
+    return ErrorFigures(
+        measured=len(measured),
+        tasks=len(tasks),
+        rounds=len(rounds),
+        failed_share=(len(measured) - len(ran)) / len(measured) if measured else nan,
+        outlier_share=(len(ran) - len(counting)) / len(measured) if measured else nan,
+        pair_accuracy=pairs.value if pairs else nan,
+        pair_accuracy_low=pairs.low if pairs else nan,
+        pair_accuracy_high=pairs.high if pairs else nan,
+        kendall_tau=summary["kendall_tau"].value if summary else nan,
+        top1_regret=_regret(rounds, 1),
+        top5_regret=_regret(rounds, 5),
+        calibration=_calibration(valid),
+    )
+
+
+def _counting(ran: Sequence[Measured]) -> list[Measured]:
+    """Return the measurements whose cost can be a run time, in their order."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, measured in enumerate(ran):
+        places[measured.workload].append(place)
+    costs, counts = _costs(ran), np.ones(len(ran), dtype=np.bool_)
+    for workload, of_task in places.items():
+        counts[of_task] = is_plausible(workload, costs[of_task])
+    return [measured for measured, does_count in zip(ran, counts, strict=True) if does_count]
 
 
 def is_drifting(figures: ErrorFigures, at_gate: float, fewest_tasks: int = 5) -> bool:
@@ -165,7 +201,7 @@ def _regret(rounds: Sequence[Sequence[Measured]], k: int) -> float:
     if not rounds:
         return math.nan
     regrets = [top_k_cost(_scores(r), _costs(r), k) / min(m.cost for m in r) - 1 for r in rounds]
-    return float(np.mean(regrets))
+    return float(np.mean(np.minimum(regrets, _MAX_REGRET)))
 
 
 def _calibration(valid: Sequence[Measured]) -> tuple[tuple[float, float], ...]:

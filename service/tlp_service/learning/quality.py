@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tlp_client.records import Record
 from tlp_client.wire.predict import request_of
 from tlp_service.errors import ApiError
+from tlp_service.learning.latest import Latest
 from tlp_service.learning.prediction_error import ErrorWindow, Measured, is_drifting
 from tlp_service.measurements.stream import Entry
 from tlp_service.scoring.scorer import Scorer
@@ -25,9 +26,22 @@ WINDOW, _MOST_WINDOWS = 2000, 256
 #: Measurements that wait to be scored.
 _MOST_UNSCORED = 20_000
 
+#: platform and version
+_Key = tuple[str, str]
+
+
+class _Came(NamedTuple):
+    """A measured candidate that waits to be scored."""
+
+    worker: str
+    record: Record
+
 
 class Quality:
     """Windows of measured candidates by platform and version.
+
+    The stream may deliver an entry again: after a crash, or from its beginning where somebody deleted the consumer group. Like the record store
+    the windows take each measurement once, by its id.
 
     Parameters
     ----------
@@ -40,10 +54,10 @@ class Quality:
     def __init__(self, scorer_of: Callable[[str], Scorer | None], serving: Callable[[], str | None]) -> None:
         self._scorer_of = scorer_of
         self._serving = serving
-        self._windows: OrderedDict[tuple[str, str], ErrorWindow] = OrderedDict()
-        self._at_gate: dict[tuple[str, str], float] = {}
+        self._windows: OrderedDict[_Key, ErrorWindow] = OrderedDict()
+        self._at_gate: dict[_Key, float] = {}
         # Scores take the most time of all that recording does, and where much comes in most of them would never be told.
-        self._unscored: OrderedDict[tuple[str, str], deque[tuple[str, Record, float]]] = OrderedDict()
+        self._unscored: OrderedDict[_Key, Latest[_Came]] = OrderedDict()
 
     def take(self, records: Sequence[tuple[Entry, Record]], times_s: Sequence[float]) -> None:
         """Take measured candidates in. They are scored when figures are told, those that have not left their window by then.
@@ -57,34 +71,36 @@ class Quality:
         """
         serving = self._serving()
         for (entry, record), time_s in zip(records, times_s, strict=True):
+            # Python draws what its hashes begin with, so nobody can choose ids that are alike.
+            id_, came = hash(entry.id), _Came(entry.worker, record)
             for version in {entry.version, serving} - {"", None}:
-                key = (entry.platform, str(version))
-                came = self._unscored.setdefault(key, deque(maxlen=WINDOW))
-                came.append((entry.worker, record, time_s))
-                # The windows are in the order in which they last heard of something.
-                self._unscored.move_to_end(key)
+                self._take((entry.platform, str(version)), id_, time_s, came)
         if sum(map(len, self._unscored.values())) > _MOST_UNSCORED:
             self._score()
 
+    def _take(self, key: _Key, id_: int, time_s: float, came: _Came) -> None:
+        # The windows are in the order in which they last heard of something.
+        if (window := self._windows.get(key)) is not None and not window.lacks(id_, time_s):
+            self._windows.move_to_end(key)
+            return
+        if (waiting := self._unscored.get(key)) is None:
+            waiting = self._unscored[key] = Latest(WINDOW)
+        waiting.add(id_, time_s, came)
+        self._unscored.move_to_end(key)
+
     def _score(self) -> None:
         """Score what has come in, and take it into its windows."""
-        for platform, version in list(self._unscored):
-            came = self._unscored.pop((platform, version))  # first, lest what fails comes again and again
+        for key in list(self._unscored):
+            came = self._unscored.pop(key)  # first, lest what fails comes again and again
+            platform, version = key
             scorer = self._scorer_of(version)
             if scorer is None:  # any worker can name versions
                 continue
-            gate = scorer.manifest.training.get("gate", {})
-            self._at_gate[version, platform] = float(gate.get(platform, math.nan))
-            by_task = defaultdict(list)
-            for place, (_, record, _) in enumerate(came):
-                by_task[record.task].append(place)
-            scores = np.empty(len(came))
-            for places in by_task.values():
-                scores[places] = _scores(scorer, platform, [came[place][1] for place in places])
-            window = self._window(platform, version)
-            for (worker, record, time_s), score in zip(came, scores.tolist(), strict=True):
+            scores = _scores(scorer, platform, [one.record for one in came])
+            window = self._window(key, _at_gate(scorer, platform))
+            for (id_, time_s, (worker, record)), score in zip(came.entries(), scores, strict=True):
                 cost = float(np.median(record.costs)) if record.is_valid else math.nan
-                window.add(Measured(worker, record.task.workload, score, cost, time_s))
+                window.add(Measured(worker, record.task.workload, score, cost, time_s, id_))
 
     def document(self, time_s: float) -> dict[str, Any]:
         """Return the figures of all windows as JSON values, None for those of which nothing can be said."""
@@ -93,7 +109,7 @@ class Quality:
         platforms: dict[str, dict[str, Any]] = defaultdict(dict)
         for (platform, version), window in self._windows.items():
             figures = window.figures()
-            at_gate = self._at_gate[version, platform]
+            at_gate = self._at_gate[platform, version]
             platforms[platform][version] = {
                 **{name: _value(value) for name, value in asdict(figures).items()},
                 "serving": version == serving,
@@ -102,28 +118,42 @@ class Quality:
             }
         return {"time": time_s, "serving": serving, "window": WINDOW, "platforms": dict(platforms)}
 
-    def _window(self, platform: str, version: str) -> ErrorWindow:
-        key = (platform, version)
+    def _window(self, key: _Key, at_gate: float) -> ErrorWindow:
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = ErrorWindow(WINDOW)
+        self._at_gate[key] = at_gate
         self._windows.move_to_end(key)
         while len(self._windows) > _MOST_WINDOWS:
-            (gone_platform, gone_version), _ = self._windows.popitem(last=False)
-            del self._at_gate[gone_version, gone_platform]
+            gone, _ = self._windows.popitem(last=False)
+            del self._at_gate[gone]
         return window
 
 
+def _at_gate(scorer: Scorer, platform: str) -> float:
+    """Return the pair accuracy with which a version was accepted for a platform; NaN where its manifest does not state it."""
+    gate = scorer.manifest.training.get("gate")
+    figure = gate.get(platform) if isinstance(gate, dict) else None
+    return float(figure) if isinstance(figure, float | int) else math.nan
+
+
 def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[float]:
-    """Return the scores of candidates of one task; NaN for those that the version has none for."""
-    asked = scorer.manifest.known(platform)
-    request = request_of(records[0].task, (record.primitives for record in records), asked)
-    try:
-        scores: list[float] = scorer.score(request, chunk=64).scores.tolist()
-    except ApiError as error:  # a target that the version has no network for
-        log.debug("%s on %s: %s", scorer.manifest.version, platform, error)
-        return [math.nan] * len(records)
-    return scores
+    """Return the scores of candidates; NaN for those that the version has none for."""
+    by_task = defaultdict(list)
+    for place, record in enumerate(records):
+        by_task[record.task].append(place)
+    scores = np.full(len(records), math.nan)
+    for task, places in by_task.items():
+        asked = scorer.manifest.known(platform)
+        request = request_of(task, (records[place].primitives for place in places), asked)
+        try:
+            scores[places] = scorer.score(request, chunk=64).scores
+        except ApiError as error:  # a target that the version has no network for
+            log.debug("%s on %s: %s", scorer.manifest.version, platform, error)
+        except Exception:  # what fails on one task must not take the figures of the others along
+            log.exception("no scores of %s for a task of %s", scorer.manifest.version, platform)
+    found: list[float] = scores.tolist()
+    return found
 
 
 def _value(value: Any) -> Any:
