@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections import OrderedDict
 from pathlib import Path
 
-import msgspec
 import redis
-from redis.exceptions import RedisError
 
 from tlp_service.children import Stopping
 from tlp_service.errors import BadVersion, ServiceFault
 from tlp_service.learning.beginning import begin
 from tlp_service.learning.quality import Quality
-from tlp_service.measurements.recorder import Moved, Recorder
-from tlp_service.measurements.stream import QUALITY
+from tlp_service.learning.telling import Teller
+from tlp_service.measurements.recorder import Recorder
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 from tlp_service.versions.manifest import read_manifest
@@ -28,10 +27,8 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which figures of prediction error stand after the last recorder has ended.
-_QUALITY_S = 3600
-#: Seconds between two tellings, and between two looks at the registry.
-_TELL_S, _LOOK_S = 5.0, 2.0
+#: Seconds between two looks at the registry.
+_LOOK_S = 2.0
 #: Versions that are held to score with; names of such that cannot be had, and seconds until one is looked for again.
 _MOST_SCORERS, _MOST_MISSING, _MISSING_S = 4, 256, 60.0
 _NICENESS = 10
@@ -49,47 +46,21 @@ def record(settings: Settings) -> int:
     stopping = Stopping()
     stopping.listen()
     recorder = Recorder(url, store, "recorder")
-    teller = _Teller(settings, url)
+    versions = _Versions(settings)
+    client = redis.Redis.from_url(url, socket_timeout=5)
+    teller = Teller(client, Quality(versions.scorer, versions.serving))
     log.info("measurements are kept in %s", store.folder)
     try:
         recorder.run(stopping, teller.take)
     finally:
         recorder.close()
-        teller.close()
+        has_ended = teller.close()
+    if not has_ended:
+        # A thread inside of a library can't be ended, and at Python's own end it may crash the process.
+        log.warning("prediction error is not told to its end: something that it needs takes too long")
+        logging.shutdown()
+        os._exit(0)
     return 0
-
-
-class _Teller:
-    """Takes what was recorded into the figures of prediction error, and tells them from time to time.
-
-    What goes wrong here is a warning: recording goes on.
-    """
-
-    def __init__(self, settings: Settings, url: str) -> None:
-        self._client = redis.Redis.from_url(url, socket_timeout=5)
-        self._versions = _Versions(settings)
-        self._quality = Quality(self._versions.scorer, self._versions.serving)
-        self._told_s = 0.0
-        self._is_new = False
-
-    def take(self, moved: Moved) -> None:
-        """Take in a batch, which may be empty."""
-        try:
-            if moved.records:
-                self._quality.take(moved.records, moved.times_s)
-                self._is_new = True
-            if self._is_new and time.monotonic() - self._told_s >= _TELL_S:
-                document = self._quality.document(time.time())
-                self._client.set(QUALITY, msgspec.json.encode(document), ex=_QUALITY_S)
-                self._told_s, self._is_new = time.monotonic(), False
-        except (RedisError, OSError) as error:
-            log.warning("prediction error can't be told: %s", error)
-        except Exception:
-            log.exception("prediction error can't be told")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
 
 
 class _Versions:
