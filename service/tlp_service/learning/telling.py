@@ -74,12 +74,12 @@ class Teller:
                 self._dropped += count
             self._changed.notify()
 
-    def close(self, timeout_s: float = _END_S) -> bool:
+    def close(self, timeout_s: float | None = None) -> bool:
         """End the thread and close the connection; return whether the thread ended in time."""
         with self._changed:
             self._is_ending = True
             self._changed.notify()
-        self._thread.join(timeout_s)
+        self._thread.join(_END_S if timeout_s is None else timeout_s)
         if self._thread.is_alive():
             return False
         self._client.close()

@@ -1,0 +1,192 @@
+"""Figures of prediction error never delay storing. Kind of fault: work for a by-product in the loop of what must not wait."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from models import write_linear_version
+
+from tlp_client.records import RecordParser
+from tlp_service.learning import telling
+from tlp_service.learning.quality import Quality
+from tlp_service.learning.telling import Teller
+from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.measurements.recorder import Moved, Recorder
+from tlp_service.measurements.stream import QUALITY, STREAM, Entry
+from tlp_service.records.store import RecordStore
+from tlp_service.scoring.scorer import Scorer
+
+#: Seconds after which what is waited for counts as hanging, on however slow a machine.
+HANGS_S = 120
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with embedded_redis(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        client.delete(STREAM, QUALITY)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory):
+    return Scorer(write_linear_version(tmp_path_factory.mktemp("version") / "v"))
+
+
+def entry(n):
+    line = json.dumps(
+        {
+            "i": [['["w"]', "llvm", [2, 64, 64, 0, 0, 0, 0, 0], "", 2, []], [[], [["CI", n]]]],
+            "r": [[1.0 / n], 0, 0.1, n],
+            "v": "v0.6",
+        }
+    )
+    return Entry(str(n), line, "host", "epyc", "")
+
+
+def moved(first, last):
+    records = [(e := entry(n), RecordParser().parse(e.record)) for n in range(first, last)]
+    return Moved(records, [float(n) for n in range(first, last)])
+
+
+def wait_for(found):
+    deadline = time.monotonic() + HANGS_S
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+class Blocking(Quality):
+    """Figures whose scores take until the test lets them go."""
+
+    def __init__(self, scorer):
+        super().__init__(lambda version: scorer, lambda: "v")
+        self.is_inside, self.go_on = threading.Event(), threading.Event()
+
+    def document(self, time_s):
+        self.is_inside.set()
+        assert self.go_on.wait(HANGS_S)
+        return super().document(time_s)
+
+
+def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
+    url, client, tmp_path, scorer, caplog
+):
+    store, stopping, quality = RecordStore.create(tmp_path / "store"), threading.Event(), Blocking(scorer)
+    teller = Teller(redis.Redis.from_url(url), quality)
+    recorder = Recorder(url, store, "one")
+    thread = threading.Thread(target=recorder.run, args=(stopping, teller.take))
+    thread.start()
+    try:
+        client.xadd(STREAM, entry(1)._asdict())
+        assert quality.is_inside.wait(HANGS_S)
+        for n in range(2, 9):  # each in a batch of its own, after the one before
+            client.xadd(STREAM, entry(n)._asdict())
+            wait_for(lambda n=n: store.counts().get("epyc", 0) == n)
+        assert client.get(QUALITY) is None
+        stopping.set()
+        thread.join(HANGS_S)
+        assert not thread.is_alive()
+        assert not teller.close(timeout_s=0.01)  # which is all that a stop waits for it
+    finally:
+        stopping.set()
+        quality.go_on.set()
+    teller._thread.join(HANGS_S)
+    assert not teller._thread.is_alive()
+    thread.join(HANGS_S)
+    recorder.close()
+
+
+def test_what_waits_for_the_figures_is_bounded_and_what_is_dropped_is_counted(
+    url, client, scorer, monkeypatch, caplog
+):
+    """Ten times the bound: the oldest go."""
+    monkeypatch.setattr(telling, "_MAX_WAITING", 20)
+    quality, seconds = Blocking(scorer), [0.0]
+    teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])
+    teller.take(moved(1, 2))
+    assert quality.is_inside.wait(HANGS_S)
+    for first in range(2, 202, 4):
+        teller.take(moved(first, first + 4))
+        assert sum(len(m.records) for m in teller._waiting) == teller._size <= 20
+    quality.go_on.set()
+    wait_for(lambda: not teller._waiting)
+    assert [r.getMessage() for r in caplog.records] == [
+        "180 measurements are in no figure of prediction error: too many came"
+    ]
+    assert teller.close(HANGS_S)
+    assert super(Blocking, quality).document(1.0)["platforms"]["epyc"]["v"]["measured"] == 21
+
+
+def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog):
+    quality, seconds = Quality(lambda version: scorer, lambda: "v"), [0.0]
+    faults = [redis.ConnectionError("away"), ValueError("odd"), OSError("full")]
+    document = quality.document
+
+    def fails(time_s):
+        if faults:
+            raise faults.pop()
+        return document(time_s)
+
+    quality.document = fails
+    teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])
+    for n in range(1, 5):
+        teller.take(moved(n, n + 1))
+        wait_for(lambda n=n: len(faults) == max(0, 3 - n) and not teller._waiting)
+        seconds[0] += 6
+    wait_for(lambda: '"measured":4,' in (client.get(QUALITY) or ""))
+    assert len(caplog.records) == 3
+    assert all(r.getMessage().startswith("prediction error can't be told") for r in caplog.records)
+    assert teller.close(HANGS_S)
+
+
+def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, client, tmp_path):
+    version = write_linear_version(tmp_path / "version")
+    environment = {
+        **os.environ,
+        "TLP_RECORDS": str(tmp_path / "records"),
+        "TLP_MODEL": str(version),
+        "TLP_REDIS_URL": url,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", _HANGS, str(tmp_path / "inside")], env=environment, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            client.xadd(STREAM, entry(1)._asdict())
+            wait_for(lambda: Path(tmp_path, "inside").exists() or process.poll() is not None)
+            wait_for(lambda: client.xlen(STREAM) == 0 or process.poll() is not None)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=HANGS_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert b"Traceback" not in errors
+
+
+_HANGS = """
+import sys, threading
+from pathlib import Path
+from tlp_service.learning import telling
+from tlp_service.learning.recording import record
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.settings import read_settings
+def score(self, *arguments, **more):
+    Path(sys.argv[1]).touch()
+    threading.Event().wait()
+Scorer.score = score
+telling._END_S = 0.1
+sys.exit(record(read_settings()))
+"""
