@@ -8,12 +8,15 @@ measurement for each line of its input and prints it as JSON, so that another be
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import threading
 import time
 import warnings
 from pathlib import Path
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # onnxruntime reads it when it is imported
 
 import numpy as np
 import onnx

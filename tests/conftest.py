@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+import tlp_service  # noqa: F401  before any test imports onnxruntime: it turns telemetry off
+
 DATA = Path(__file__).parent / "data"
 
 

@@ -5,8 +5,17 @@ Importing it takes matplotlib, the extra ``plot``; nothing of pyplot's global st
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
+
+if "MPLCONFIGDIR" not in os.environ:
+    # Else matplotlib makes folders for its settings and its list of fonts in the home folder, when it is imported.
+    os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="tlp-plot-")
+    atexit.register(shutil.rmtree, os.environ["MPLCONFIGDIR"], ignore_errors=True)
 
 from matplotlib.figure import Figure
 
