@@ -10,6 +10,18 @@ from pathlib import Path
 
 import urllib3
 
+#: Seconds after which something that was waited for is taken for hung. It ends a hang, and says nothing about speed.
+HANG_S = 600
+
+
+def until(condition, seconds=HANG_S, pause_s=0.05):
+    """Wait for what another thread or process brings about, and return what `condition` returned."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(pause_s)
+    return found
+
 
 class Server:
     """A running server: `url`, and how to talk to it and end it.
@@ -40,17 +52,15 @@ class Server:
         self.url = line.split()[-1]
         self.port = int(self.url.rsplit(":", 1)[1])
         self._http = urllib3.PoolManager(retries=False)
-        deadline = time.monotonic() + 30
-        while wait and self.get("/health/ready")[0] != 200:
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
+        if wait:
+            until(lambda: self.get("/health/ready")[0] == 200)
 
     @property
     def log(self) -> str:
         self._log.seek(0)
         return self._log.read()
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def request(self, method, path, body=None, headers=None, timeout=HANG_S):
         """Return (status, headers, body)."""
         answer = self._http.request(
             method, self.url + path, body=body, headers=headers or {}, timeout=timeout
@@ -85,7 +95,7 @@ class Server:
         return self._reap()
 
     def _reap(self):
-        status = self.process.wait(timeout=40)
+        status = self.process.wait(timeout=HANG_S)
         self.process.stdout.close()
         return status
 

@@ -5,22 +5,41 @@ Importing it takes matplotlib, the extra ``plot``; nothing of pyplot's global st
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-if "MPLCONFIGDIR" not in os.environ:
-    # Else matplotlib makes folders for its settings and its list of fonts in the home folder, when it is imported.
-    os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="tlp-plot-")
-    atexit.register(shutil.rmtree, os.environ["MPLCONFIGDIR"], ignore_errors=True)
-
-from matplotlib.figure import Figure
-
 from tlp_service.evaluation.evaluate import Evaluation
 from tlp_service.evaluation.figures import summarise
+from tlp_service.scratch import use_scratch_folder
+
+
+@contextmanager
+def _own_fonts_only() -> Iterator[None]:
+    """Let fontconfig, which matplotlib asks when it is imported, list no fonts and so write no cache of them.
+
+    The plot is drawn in the font that matplotlib brings.
+    """
+    before = os.environ.get("FONTCONFIG_FILE")
+    with tempfile.NamedTemporaryFile("w", prefix="tlp-fonts-", suffix=".conf") as file:
+        file.write("<fontconfig/>")
+        file.flush()
+        os.environ["FONTCONFIG_FILE"] = file.name
+        try:
+            yield
+        finally:
+            del os.environ["FONTCONFIG_FILE"]
+            if before is not None:
+                os.environ["FONTCONFIG_FILE"] = before
+
+
+# For the settings and the list of fonts that matplotlib keeps in the home folder.
+use_scratch_folder("MPLCONFIGDIR")
+with _own_fonts_only():
+    from matplotlib.figure import Figure
 
 #: title, figure, and that of random choice: its name or its value
 _PANELS: tuple[tuple[str, str, str | float], ...] = (
