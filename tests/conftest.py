@@ -6,6 +6,15 @@ import pytest
 
 import tlp_service  # noqa: F401  before any test imports onnxruntime: it turns telemetry off
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # the worker's environment has none
+    pass
+else:
+    # How long an example takes says something about the machine, and nothing about the code.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
+
 DATA = Path(__file__).parent / "data"
 
 

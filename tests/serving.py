@@ -26,11 +26,20 @@ def until(condition, seconds=HANG_S, pause_s=0.05):
 class Server:
     """A running server: `url`, and how to talk to it and end it.
 
-    It is waited for until it is ready, unless `wait` is False.
+    It is waited for until it is ready, unless `wait` is False. With `hold` it scores nothing while that file exists,
+    and with `redis_wait_s` its requests wait that long for a connection to Redis, see `held_server.py`.
     """
 
     def __init__(
-        self, python: str, data_dir: Path, port: int = 0, *, wait: bool = True, **settings: str
+        self,
+        python: str,
+        data_dir: Path,
+        port: int = 0,
+        *,
+        wait: bool = True,
+        hold: Path | None = None,
+        redis_wait_s: float = 0,
+        **settings: str,
     ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TLP_")}
         # Tests look into the stream, which a recorder would empty, and at versions, which a trainer would change.
@@ -38,8 +47,12 @@ class Server:
         settings.setdefault("trainer", 0)
         environment |= {f"TLP_{name.upper()}": str(value) for name, value in settings.items()}
         self._log = data_dir.with_suffix(".log").open("a+")
+        program = ["-m", "tlp_service"]
+        if hold or redis_wait_s:
+            environment |= {"HOLD_FILE": str(hold or ""), "REDIS_WAIT_S": str(redis_wait_s)}
+            program = [str(Path(__file__).with_name("held_server.py"))]
         self.process = subprocess.Popen(
-            [python, "-m", "tlp_service", "serve", "--port", str(port), "--data-dir", str(data_dir)],
+            [python, *program, "serve", "--port", str(port), "--data-dir", str(data_dir)],
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,

@@ -7,6 +7,7 @@ import socket
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from serving import HANG_S
 
 JSON = "application/json"
 
@@ -149,7 +150,7 @@ def test_a_connection_that_closes_in_the_middle_of_its_body(server):
 def test_garbage_instead_of_http(server):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 20)
-        connection.settimeout(5)
+        connection.settimeout(HANG_S)
         answer = connection.recv(1000)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.split(b"\r\n\r\n")[1]) == {
@@ -161,7 +162,7 @@ def test_garbage_instead_of_http(server):
 def test_headers_without_end(server):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n")
-        connection.settimeout(5)
+        connection.settimeout(HANG_S)
         for _ in range(17):
             connection.sendall(b"X: " + b"x" * 4096 + b"\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from models import write_linear_version
-from serving import children_of, start
+from serving import HANG_S, children_of, start, until
 
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import GROUP
@@ -26,12 +26,8 @@ def version(tmp_path):
     return write_linear_version(tmp_path / "version")
 
 
-def wait_for(found, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return value
+def wait_for(found):
+    return until(found, pause_s=0.1)
 
 
 def measured(stages, speed):
@@ -156,11 +152,9 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, vers
             else:
                 os.kill(client.info("server")["process_id"], signal.SIGKILL)
                 shutil.rmtree(tmp_path / "outside" / "appendonlydir")
-        lost_s = time.monotonic()
         more = {**request, "records": measured(range(4, 7), 1)}
         wait_for(lambda: server.post("/v1/measurements", more)[0] == 200)
         wait_for(lambda: len(list(stored_records(RecordStore(store)))) == 6)
-        assert time.monotonic() - lost_s < 5
         time.sleep(2)  # for more of its errors
         errors = [line for line in server.log.splitlines()[before:] if "WARNING" in line or "ERROR" in line]
         assert 0 < len(errors) < 10, errors
@@ -182,10 +176,10 @@ def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, version)
         server.get("/metrics")  # which counts itself from then on
         for first, last in ((0, 1), (1, 200)):
             command = [sys.executable, "-c", _RECORDERS, str(first), str(last), line]
-            subprocess.run(command, env={**os.environ, **told, "TLP_REDIS_URL": url}, timeout=100, check=True)
-            started = time.monotonic()
+            subprocess.run(
+                command, env={**os.environ, **told, "TLP_REDIS_URL": url}, timeout=HANG_S, check=True
+            )
             lines = server.get("/metrics")[1].decode().splitlines()
-            assert time.monotonic() - started < 0.5
             series = f'tlp_prediction_measured{{platform="p{last - 1}",version="{version.name}"}} 1.0'
             assert [line for line in lines if line.startswith("tlp_prediction_measured{")] == [series]
             consumers = len(client.xinfo_consumers(STREAM, GROUP))

@@ -29,7 +29,9 @@ MEASURED = Path(__file__).resolve().parent.parent / "data" / "measured.json"
 #: Shares of the records that are sent twice, and that are no records.
 DUPLICATES, CORRUPT = 0.1, 0.01
 #: Seconds after the last kill until all must be done.
-SETTLE_S = 120
+SETTLE_S = 900
+#: Kills that happen however long each restart takes.
+MIN_KILLS = 4
 #: New records at which the trainer makes a step.
 TRAIN_RECORDS = 500
 
@@ -86,7 +88,7 @@ def run(seconds, count, workers, seed, folder):
         )
     kills = Counter()
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or kills.total() < MIN_KILLS:
         time.sleep(chance.uniform(1, 4))
         victims = {"server": server.process.pid, **children_of(server.process.pid)}
         name = chance.choice(sorted(victims))

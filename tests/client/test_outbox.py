@@ -6,14 +6,12 @@ import threading
 import time
 
 import pytest
+from serving import HANG_S
 
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, Unreachable
 from tlp_client.outbox import Outbox
 from tlp_client.spool import Letter, Spool
 from tlp_client.wire.measurements import MeasurementAnswer
-
-#: Seconds after which a test hangs.
-HANG_S = 60
 
 
 class Service:
@@ -31,7 +29,7 @@ class Service:
         self.open.set()
 
     def send(self, lines, *, worker, version):
-        self.open.wait(10)
+        self.open.wait(HANG_S)
         self.requests.append((len(lines), version))
         if self.faults:
             raise self.faults.pop(0)
@@ -85,7 +83,7 @@ def test_records_arrive_in_order_and_in_batches(outbox, service):
     service.open.clear()
     outbox.put(letters(*range(10)), "v1")
     service.open.set()
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert service.order == [f"id-{n}" for n in range(10)]
     assert max(count for count, _ in service.requests) == 4
     assert (outbox.acknowledged, outbox.waiting) == (10, 0)
@@ -105,7 +103,7 @@ def test_what_was_not_acknowledged_is_sent_again_under_the_same_ids(outbox, serv
     ]  # 422 of a proxy, say
     service.faults = [Unreachable("down"), *passing]
     outbox.put(letters(1, 2), "v1")
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert sorted(service.order) == ["id-1", "id-2"]  # a refused letter is sent after the others
     assert service.faults == []
     assert outbox.rejected == 0
@@ -116,7 +114,7 @@ def test_a_batch_holds_records_of_one_version(outbox, service):
     outbox.put(letters(1), "v1")
     outbox.put(letters(2), "v2")
     service.open.set()
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert service.requests == [(1, "v1"), (1, "v2")]
 
 
@@ -299,9 +297,9 @@ def test_a_request_is_bounded_in_bytes(outbox, service):
 
 def test_a_record_that_comes_twice_is_sent_once(outbox, service):
     outbox.put(letters(1, 1, 2), None)
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     outbox.put(letters(2, 3), None)
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert sum(count for count, _ in service.requests) == 3
 
 
@@ -309,7 +307,7 @@ def test_the_ids_that_went_last_are_remembered(outbox, service, monkeypatch):
     monkeypatch.setattr("tlp_client.outbox._REMEMBERED_IDS", 2)
     for n in (1, 2, 3, 3, 2, 1):
         outbox.put(letters(n), None)
-        assert outbox.flush(5)
+        assert outbox.flush(HANG_S)
     assert sum(count for count, _ in service.requests) == 4  # 1 was forgotten and is sent again
 
 
@@ -319,7 +317,7 @@ def test_beyond_its_capacity_the_oldest_are_dropped_and_counted(service, caplog)
     box.put(letters(*range(5)), None)
     assert (box.waiting, box.dropped) == (3, 2)
     service.open.set()
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     assert service.order[-3:] == ["id-2", "id-3", "id-4"]
     assert caplog.text.count("oldest are dropped") == 1
     box.close()
@@ -329,7 +327,7 @@ def test_a_surprise_does_not_end_the_thread(outbox, service):
     service.faults = [RuntimeError("a bug")]
     outbox._longest_pause_s = 0.01
     outbox.put(letters(1), None)
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert service.order == ["id-1"]
 
 
@@ -344,12 +342,12 @@ def test_a_child_of_fork_sends_its_own_records_and_none_of_its_parents(outbox, s
             service.open = threading.Event()
             service.open.set()
             outbox.put(letters(2), None)
-            status = 0 if outbox.flush(5) and list(service.kept) == ["id-2"] else 2
+            status = 0 if outbox.flush(HANG_S) and list(service.kept) == ["id-2"] else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     service.open.set()
-    assert outbox.flush(5)
+    assert outbox.flush(HANG_S)
     assert service.order == ["id-1"]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import HANG_S
 from test_outbox import Service, letters
 
 from tlp_client.errors import Unreachable
@@ -65,7 +66,7 @@ def kill_after_put(folder, *numbers, acknowledged=0, worker="dead"):
         box = outbox_in(folder, Down(acknowledged), worker, batch=2)
         box.put(letters(*numbers), "v1")
         with box._changed:
-            assert box._changed.wait_for(lambda: box.acknowledged == acknowledged, 10)
+            assert box._changed.wait_for(lambda: box.acknowledged == acknowledged, HANG_S)
         return "put"
 
     with child(run) as told:
@@ -81,7 +82,7 @@ def test_what_a_killed_process_held_is_sent_by_the_next_once_and_in_order(tmp_pa
     service = Service()
     box = outbox_in(tmp_path, service, batch=4)
     box.put(letters(10), "v1")
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     box.close()
     assert service.order == ids(*range(11))
     assert service.kept["id-3"] == '{"line": 3}'
@@ -94,7 +95,7 @@ def test_what_was_acknowledged_before_the_kill_is_not_sent_again(tmp_path):
     kill_after_put(tmp_path, *range(6), acknowledged=4)
     service = Service()
     box = outbox_in(tmp_path, service)
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     box.close()
     assert service.order == ids(4, 5)
 
@@ -113,7 +114,7 @@ def test_records_are_sent_under_the_name_of_the_worker_that_measured_them(tmp_pa
     box = outbox_in(tmp_path, service, worker="heir")
     box.put(letters(1, 2), "v1")  # 1 waits already
     service.open.set()
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     box.close()
     assert workers == [("dead", "v1", 1), ("heir", "v1", 1)]
 
@@ -124,7 +125,7 @@ def test_killed_again_and_again_while_the_service_is_down(tmp_path):
         assert len(list(tmp_path.iterdir())) == 1
     service = Service()
     box = outbox_in(tmp_path, service)
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     box.close()
     assert service.order == ids(*range(8))
 
@@ -134,7 +135,7 @@ def test_another_services_letters_stay_where_they_are(tmp_path):
     service = Service()
     other = outbox_in(tmp_path, service, url="http://other:8000")
     other.put(letters(2), None)
-    assert other.flush(5)
+    assert other.flush(HANG_S)
     other.close()
     assert service.order == ids(2)
     assert len(list(tmp_path.iterdir())) == 1
@@ -152,7 +153,7 @@ def test_of_two_processes_that_start_at_once_one_adopts_each_file(tmp_path):
             os.read(go, 1)
             service = Service()
             box = outbox_in(tmp_path, service)
-            return " ".join(service.order) if box.flush(10) else "late"
+            return " ".join(service.order) if box.flush(HANG_S) else "late"
 
         with child(start) as first, child(start) as second:
             os.write(go_writing, b"gg")
@@ -180,14 +181,14 @@ def test_a_child_of_fork_has_a_file_of_its_own_and_its_parent_keeps_its_lock(tmp
     assert parents_file.read_bytes() == content
     service = Service()
     heir = outbox_in(tmp_path, service)
-    assert heir.flush(5)
+    assert heir.flush(HANG_S)
     heir.close()
     assert service.order == ids(2)  # the child's; the parent lives
     parent.put(letters(3), None)
     parent.close()
-    parent._thread.join(5)
+    parent._thread.join(HANG_S)
     last = outbox_in(tmp_path, service)
-    assert last.flush(5)
+    assert last.flush(HANG_S)
     last.close()
     assert service.order == ids(2, 1, 3)
 
@@ -226,11 +227,11 @@ def test_a_batch_on_its_way_while_the_outbox_closes_is_not_adopted(tmp_path):
     service.open.clear()
     box = outbox_in(tmp_path, service)
     box.put(letters(1), None)
-    assert arrived.wait(5)
+    assert arrived.wait(HANG_S)
     box.close()
     assert outbox_in(tmp_path, Down()).waiting == 0
     service.open.set()
-    box._thread.join(5)
+    box._thread.join(HANG_S)
     assert (box.acknowledged, list(tmp_path.iterdir())) == (1, [])
 
 
@@ -238,10 +239,10 @@ def test_a_closed_outbox_leaves_what_waits_to_the_next(tmp_path):
     box = outbox_in(tmp_path, Down())
     box.put(letters(1, 2), None)
     box.close()
-    box._thread.join(5)
+    box._thread.join(HANG_S)
     service = Service()
     heir = outbox_in(tmp_path, service)
-    assert heir.flush(5)
+    assert heir.flush(HANG_S)
     heir.close()
     assert service.order == ids(1, 2)
 
@@ -261,7 +262,7 @@ def test_put_takes_no_network_and_is_on_disk_when_it_returns(tmp_path):
     assert (box.waiting, box.acknowledged, service.requests) == (512, 0, [])
     assert box.folder == tmp_path  # all of them
     service.open.set()
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     box.close()
     assert threading.current_thread() not in threads
     assert len(service.order) == 512
@@ -276,7 +277,7 @@ def test_where_the_folder_cannot_be_written_records_are_sent_from_memory(tmp_pat
     box.put(letters(2), None)
     assert box.folder is None
     service.open.set()
-    assert box.flush(5)
+    assert box.flush(HANG_S)
     box.close()
     assert service.order == ids(1, 2)
     assert len(caplog.records) == 1
@@ -293,10 +294,10 @@ def test_beyond_its_capacity_the_oldest_go_from_the_file_too(tmp_path, monkeypat
     assert path.stat().st_size < 6000
     assert caplog.text.count("oldest are dropped") == 1
     box.close()
-    box._thread.join(5)
+    box._thread.join(HANG_S)
     service = Service()
     heir = outbox_in(tmp_path, service)
-    assert heir.flush(5)
+    assert heir.flush(HANG_S)
     heir.close()
     assert service.order == ids(*range(990, 1000))
 
@@ -329,7 +330,7 @@ def acknowledge(box, service):
     if box.waiting:
         service.permits.release()
         with box._changed:
-            assert box._changed.wait_for(lambda: box.acknowledged > before, 10)
+            assert box._changed.wait_for(lambda: box.acknowledged > before, HANG_S)
 
 
 def crash(box, service, folder, cut):
@@ -340,7 +341,7 @@ def crash(box, service, folder, cut):
     box.close()
     service.permits.release()
     if box._thread is not None:
-        box._thread.join(10)
+        box._thread.join(HANG_S)
     for path in folder.iterdir():
         with path.open("ab") as file:
             file.write(b'{"id": "id-7", "line": "{}", "ver'[:cut])
@@ -371,7 +372,7 @@ def test_whatever_happens_nothing_is_lost_but_what_was_dropped_and_counted(steps
                 box.put(letters(*range(put, put + step)), None)
                 put += step
         service.permits.release(1000)
-        assert box.flush(10)
+        assert box.flush(HANG_S)
         box.close()
         dropped += box.dropped
         numbers = [int(id_.removeprefix("id-")) for id_ in acknowledged]

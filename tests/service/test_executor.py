@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError, wait
 import numpy as np
 import pytest
 from models import write_linear_onnx
+from serving import HANG_S
 
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
 from tlp_service.features.published import PUBLISHED
@@ -35,13 +36,13 @@ class Plain:
 
     def encode(self, rows):
         self.encoded += 1
-        assert self.may_encode.wait(20)
+        assert self.may_encode.wait(HANG_S)
         return rows[:, 0]
 
     def score(self, encoded, positions, counts):
         self.batches.append(len(positions))
         self.started.release()
-        assert self.may_run.wait(20)
+        assert self.may_run.wait(HANG_S)
         if (encoded < 0).any():
             raise RuntimeError("a row is negative")
         return (encoded[positions] * counts).sum(1, dtype=np.float32)
@@ -89,7 +90,7 @@ def test_scores_come_back_in_the_order_of_the_candidates(running, plain, mixes):
     candidates = [[n % 3] * (n % 7) for n in range(50)]
     work = candidates_of(plain, [1, 10, 100], candidates)
     executor.submit(work, "a")
-    assert work.future.result(20).tolist() == sums([1, 10, 100], candidates)
+    assert work.future.result(HANG_S).tolist() == sums([1, 10, 100], candidates)
     assert max(plain.batches) == 4
     assert executor.waiting == 0
 
@@ -98,7 +99,7 @@ def test_rows_are_encoded_once_a_request(running, plain):
     executor = running(chunk=1)
     work = candidates_of(plain, [1], [[0]] * 30)
     executor.submit(work, "a")
-    work.future.result(20)
+    work.future.result(HANG_S)
     assert (plain.encoded, len(plain.batches)) == (1, 30)
 
 
@@ -108,9 +109,9 @@ def test_no_thread_waits_for_rows_that_another_encodes(running, plain):
     slow, quick = candidates_of(plain, [1], [[0]] * 9), candidates_of(other, [2], [[0]])
     executor.submit(slow, "a")
     executor.submit(quick, "b")
-    assert quick.future.result(20).tolist() == [2]
+    assert quick.future.result(HANG_S).tolist() == [2]
     plain.may_encode.set()
-    assert slow.future.result(20).tolist() == [1] * 9
+    assert slow.future.result(HANG_S).tolist() == [1] * 9
     assert plain.encoded == 1
 
 
@@ -121,7 +122,7 @@ def test_all_threads_work_on_one_request(running, plain):
     plain.may_run.clear()
     work = candidates_of(plain, [1], [[0]] * 3)
     executor.submit(work, "a")
-    assert all(plain.started.acquire(timeout=20) for _ in range(3))
+    assert all(plain.started.acquire(timeout=HANG_S) for _ in range(3))
 
 
 def test_a_free_thread_takes_what_comes_while_others_are_busy(running, plain):
@@ -130,9 +131,9 @@ def test_a_free_thread_takes_what_comes_while_others_are_busy(running, plain):
     plain.may_run.clear()
     first, second = (candidates_of(plain, [1], [[0]]) for _ in range(2))
     executor.submit(first, "a")
-    assert plain.started.acquire(timeout=20)
+    assert plain.started.acquire(timeout=HANG_S)
     executor.submit(second, "b")
-    assert plain.started.acquire(timeout=20)
+    assert plain.started.acquire(timeout=HANG_S)
     assert plain.batches == [1, 1]
 
 
@@ -141,7 +142,7 @@ def test_a_batch_of_several_clients_scores_each_by_its_own_rows(running, plain):
     plain.mixes = True
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]]), "first")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     rows = {"a": [1, 2], "b": [10, 20, 30]}
     asked = {"a": [[0], [0, 1], []], "b": [[2], [0, 1, 2]]}
     works = {name: candidates_of(plain, rows[name], asked[name]) for name in rows}
@@ -149,7 +150,7 @@ def test_a_batch_of_several_clients_scores_each_by_its_own_rows(running, plain):
         executor.submit(work, name)
     plain.may_run.set()
     for name, work in works.items():
-        assert work.future.result(20).tolist() == sums(rows[name], asked[name])
+        assert work.future.result(HANG_S).tolist() == sums(rows[name], asked[name])
     assert plain.batches == [1, 5]
 
 
@@ -158,14 +159,14 @@ def test_one_that_fails_in_a_batch_with_others_fails_alone(running, plain):
     plain.mixes = True
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]]), "first")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     good, bad = candidates_of(plain, [2], [[0]]), candidates_of(plain, [-1], [[0]])
     executor.submit(bad, "bad")
     executor.submit(good, "good")
     plain.may_run.set()
-    assert good.future.result(20).tolist() == [2]
+    assert good.future.result(HANG_S).tolist() == [2]
     with pytest.raises(ScoringFailed, match="the network failed"):
-        bad.future.result(20)
+        bad.future.result(HANG_S)
 
 
 def test_a_failure_ends_its_request_and_no_thread(running, plain):
@@ -174,8 +175,8 @@ def test_a_failure_ends_its_request_and_no_thread(running, plain):
     executor.submit(bad, "a")
     executor.submit(good, "a")
     with pytest.raises(ScoringFailed):
-        bad.future.result(20)
-    assert good.future.result(20).tolist() == [3]
+        bad.future.result(HANG_S)
+    assert good.future.result(HANG_S).tolist() == [3]
     assert executor.waiting == 0
 
 
@@ -183,20 +184,20 @@ def test_a_deadline_that_passes_in_the_queue(running, plain):
     executor = running(threads=1, chunk=1)
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]]), "a")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     late = candidates_of(plain, [1], [[0]])
     executor.submit(late, "b", deadline_s=0.01)
     threading.Event().wait(0.02)
     plain.may_run.set()
     with pytest.raises(DeadlinePassed):
-        late.future.result(20)
+        late.future.result(HANG_S)
 
 
 def test_a_full_queue_refuses(running, plain):
     executor = running(threads=1, chunk=1, max_size=5)
     plain.may_run.clear()
     executor.submit(candidates_of(plain, [1], [[0]] * 3), "a")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     executor.submit(candidates_of(plain, [1], [[0]]), "b")
     with pytest.raises(QueueFull):
         executor.submit(candidates_of(plain, [1], [[0]]), "c")
@@ -207,15 +208,15 @@ def test_draining_scores_what_has_begun_and_refuses_the_rest(running, plain):
     plain.may_run.clear()
     begun, waiting = (candidates_of(plain, [1], [[0]] * 3) for _ in range(2))
     executor.submit(begun, "a")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     executor.submit(waiting, "b")
-    executor.drain(seconds=10)
+    executor.drain(seconds=HANG_S)
     with pytest.raises(NotReady):
-        waiting.future.result(20)
+        waiting.future.result(HANG_S)
     with pytest.raises(NotReady):
         executor.submit(candidates_of(plain, [1], [[0]]), "c")
     plain.may_run.set()
-    assert begun.future.result(20).tolist() == [1, 1, 1]
+    assert begun.future.result(HANG_S).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("mixes", [False, True])
@@ -241,7 +242,7 @@ def test_many_clients_with_random_cancels_each_get_their_own_scores(running, tmp
                 work.future.cancel()
                 executor.withdraw(job)
             try:
-                outcomes.append(work.future.result(20).tolist() == sums(rows, candidates))
+                outcomes.append(work.future.result(HANG_S).tolist() == sums(rows, candidates))
             except CancelledError:
                 outcomes.append(None)
 
@@ -261,7 +262,7 @@ def test_closing_ends_the_threads_and_refuses_what_is_left(plain):
     plain.may_run.clear()
     work = candidates_of(plain, [1], [[0]] * 5)
     executor.submit(work, "a")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     closing = threading.Thread(target=executor.close)
     closing.start()
     plain.may_run.set()
@@ -277,7 +278,7 @@ def test_what_waits_for_an_opening_is_taken_when_that_is_withdrawn(running, plai
     first, second = candidates_of(plain, [1], [[0]] * 3), candidates_of(other, [2], [[0]])
     opened = executor.submit(first, "a")
     executor.submit(second, "a")
-    assert second.future.result(20).tolist() == [2]
+    assert second.future.result(HANG_S).tolist() == [2]
     executor.withdraw(opened)
     plain.may_encode.set()
 
@@ -293,8 +294,8 @@ def test_no_job_ends_a_thread(running, plain, monkeypatch):
     executor.submit(bad, "a")
     executor.submit(good, "a")
     with pytest.raises(ScoringFailed):
-        bad.future.result(20)
-    assert good.future.result(20).tolist() == [2]
+        bad.future.result(HANG_S)
+    assert good.future.result(HANG_S).tolist() == [2]
 
 
 def test_failures_do_not_change_the_rate(running, plain):
@@ -303,7 +304,7 @@ def test_failures_do_not_change_the_rate(running, plain):
         bad = candidates_of(plain, [-1], [[0]])
         executor.submit(bad, "a")
         with pytest.raises(ScoringFailed):
-            bad.future.result(20)
+            bad.future.result(HANG_S)
     assert executor.rate == 1000
 
 
@@ -312,11 +313,11 @@ def test_a_large_request_leaves_the_small_ones_in_between(running, plain):
     plain.may_run.clear()
     large = candidates_of(plain, [1], [[0]] * 400)
     executor.submit(large, "large")
-    plain.started.acquire(timeout=20)
+    plain.started.acquire(timeout=HANG_S)
     small = [candidates_of(plain, [1], [[0]]) for _ in range(5)]
     for number, work in enumerate(small):
         executor.submit(work, f"small-{number}")
     plain.may_run.set()
-    wait([work.future for work in small], timeout=20)
-    large.future.result(20)
+    wait([work.future for work in small], timeout=HANG_S)
+    large.future.result(HANG_S)
     assert plain.batches[:6] == [4, 1, 1, 1, 1, 1]

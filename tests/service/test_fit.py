@@ -20,6 +20,9 @@ from tlp_service.training.fit import fit, predict_task
 from tlp_service.training.parallel import average_gradients
 from tlp_service.training.presets import PRESETS, preset_named
 
+pytestmark = pytest.mark.training
+
+
 SMALL = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
 
 
@@ -128,7 +131,6 @@ def test_a_head_that_took_no_part_has_a_gradient_of_zeros():
     assert network.heads[1][0].weight.grad.any()
 
 
-@pytest.mark.timeout(240)
 def test_two_processes_train_as_one(measured_lines, tmp_path):
     """With torchrun on CPUs (gloo): the weights go where those of one process with the same batches go."""
     log = tmp_path / "log.json"

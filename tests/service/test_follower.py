@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 from models import write_linear_version
+from serving import HANG_S
 
 from tlp_service.errors import UnknownName, VersionGone
 from tlp_service.monitoring import Metrics
@@ -142,7 +143,7 @@ def test_a_wake_is_heeded_though_the_poll_is_far(registry, names, versions, foll
     try:
         registry.activate(names[1], "test")
         follower.wake()
-        assert swapped.wait(10)
+        assert swapped.wait(HANG_S)
     finally:
         follower.stop()
 

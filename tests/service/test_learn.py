@@ -19,6 +19,9 @@ from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.presets import PRESETS
 from tlp_service.versions.registry import Registry
 
+pytestmark = pytest.mark.training
+
+
 SETTINGS = dataclasses.replace(
     PRESETS["base"].settings, epochs=30, batch=64, learning_rate=1e-2, unknown_platforms=0.0
 )

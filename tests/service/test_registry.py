@@ -235,7 +235,7 @@ def test_a_publish_that_is_killed_leaves_no_half_version(tmp_path, sources):
         "import shutil, sys, time; from tlp_service.versions.registry import Registry\n"
         "copy = shutil.copyfile\n"
         "def slow(source, target):\n"
-        "    print('copying', flush=True); copy(source, target); time.sleep(60)\n"
+        "    print('copying', flush=True); copy(source, target); time.sleep(3600)\n"
         "shutil.copyfile = slow\n"
         "Registry(sys.argv[1]).publish(__import__('pathlib').Path(sys.argv[2]))"
     )

@@ -13,6 +13,8 @@ from tlp_service.training.fit import FitSettings, fit, rank_set
 from tlp_service.training.presets import PRESETS
 from tlp_service.versions.manifest import read_manifest
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture
 def training_set(measured_lines):

@@ -17,6 +17,8 @@ from tlp_service.training.presets import PRESETS
 from tlp_service.training.validity import validity_set
 from tlp_service.versions.manifest import read_manifest
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):

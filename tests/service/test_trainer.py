@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from serving import HANG_S, until
 
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
@@ -152,7 +153,7 @@ def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeyp
     def learn(store, registry, platforms, may_publish):
         made.append(1)
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG_S)
         return Outcome(None, False, "made up")
 
     monkeypatch.setattr(learn_module, "learn", learn)
@@ -160,7 +161,7 @@ def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeyp
     first, second = (trainer_of(url, store, tmp_path) for _ in range(2))
     thread = threading.Thread(target=first.look)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(HANG_S)
     assert not second.look()
     go_on.set()
     thread.join()
@@ -184,8 +185,10 @@ def test_a_lease_falls_to_the_next_and_the_last_holder_knows(client):
 
 
 def test_a_lease_is_renewed_as_long_as_it_is_held(client):
-    with leased(client, LEASE, seconds=1):
-        time.sleep(1.5)
+    with leased(client, LEASE, seconds=9):
+        before = client.pttl(LEASE)
+        until(lambda: client.pttl(LEASE) < before - 500)
+        until(lambda: client.pttl(LEASE) > before - 500)
         with leased(client, LEASE) as other:
             assert other is None
 

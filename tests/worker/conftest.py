@@ -12,12 +12,15 @@ sys.path.insert(0, str(ROOT / "scripts" / "demo"))
 os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 from operators import OPERATORS
-from serving import start
+from serving import HANG_S, start
 from tvm import auto_scheduler
 
 from tlp_client.ansor import TLPRemoteModel
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.connection import Connection
+
+# The default deadline is for production: a machine that does much else may take longer for a sound answer.
+TLPRemoteModel.__init__.__kwdefaults__["deadline_s"] = HANG_S
 
 #: of the model that tests share
 PLATFORM = "epyc-9004-2c"

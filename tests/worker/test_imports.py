@@ -7,7 +7,7 @@ import sys
 def modules_after(statement):
     program = f"import sys; {statement}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
     ended = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=600
     )
     return set(ended.stdout.split())
 
