@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import redis
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tlp_service.errors import BadSettings
+from tlp_service.redis_url import check_redis_url
 
 
 def shipped_model(model: str = "base") -> Path:
@@ -118,11 +118,7 @@ class Settings(BaseSettings):
     def _check_redis_url(cls, value: Any) -> Any:
         if value in (None, ""):
             return None
-        try:
-            redis.Redis.from_url(str(value)).close()  # makes no connection, but reads all of the URL
-        except (ValueError, TypeError):
-            # The fault itself may name a part of the password.
-            raise ValueError("not a URL such as redis://:password@host:6379/0 or unix:///path") from None
+        check_redis_url(value.get_secret_value() if isinstance(value, SecretStr) else str(value))
         return value
 
     @property

@@ -12,14 +12,13 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-import redis
-
 from tlp_service.children import Stopping
 from tlp_service.errors import BadVersion, ServiceFault
 from tlp_service.learning.beginning import begin
 from tlp_service.learning.quality import Quality
 from tlp_service.learning.telling import Teller
 from tlp_service.measurements.recorder import Recorder
+from tlp_service.redis_url import connect
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 from tlp_service.versions.manifest import read_manifest
@@ -47,7 +46,7 @@ def record(settings: Settings) -> int:
     stopping.listen()
     recorder = Recorder(url, store, "recorder")
     versions = _Versions(settings)
-    client = redis.Redis.from_url(url, socket_timeout=5)
+    client = connect(url, timeout_s=5)
     teller = Teller(client, Quality(versions.scorer, versions.serving))
     log.info("measurements are kept in %s", store.folder)
     try:

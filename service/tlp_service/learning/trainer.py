@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import redis
 from redis.exceptions import RedisError
 
 from tlp_service.errors import BadSettings, ServiceFault
@@ -20,6 +19,7 @@ from tlp_service.learning.lease import leased
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.quality_metrics import decode_quality
 from tlp_service.records.store import RecordStore
+from tlp_service.redis_url import connect
 from tlp_service.settings import Settings
 from tlp_service.versions.hints import tell
 from tlp_service.versions.registry import Registry
@@ -57,9 +57,7 @@ class Trainer:
         self, url: str, store: RecordStore, registry: Registry, records: int, seconds: float, threads: int = 1
     ) -> None:
         self._url = url
-        self._client: Any = redis.Redis.from_url(
-            url, decode_responses=True, encoding_errors="replace", socket_timeout=10
-        )
+        self._client: Any = connect(url, timeout_s=10, encoding_errors="replace")
         self._store = store
         self._registry = registry
         self._records = records

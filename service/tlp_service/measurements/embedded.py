@@ -20,6 +20,7 @@ import redis
 
 from tlp_service.children import Child
 from tlp_service.errors import BadSettings
+from tlp_service.redis_url import connect
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class _Server:
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
-        with redis.Redis.from_url(self.url) as client:
+        with connect(self.url, timeout_s=_START_TIMEOUT_S, retries=0) as client:
             while self._child.process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()

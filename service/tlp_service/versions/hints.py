@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-import redis
-import redis.asyncio
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
+
+from tlp_service.redis_url import connect, connect_asyncio
 
 CHANNEL = "{tlp}:models"
 
@@ -23,7 +21,7 @@ _TELLING_S = 2.0
 async def listen(url: str, wake: Callable[[], None]) -> None:
     """Call `wake` at each change, and after each time that some may have been missed; ends when cancelled."""
     while True:
-        client = redis.asyncio.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=None)
+        client = connect_asyncio(url, timeout_s=None)
         with contextlib.suppress(RedisError, OSError):
             async with client, client.pubsub() as subscription:
                 await subscription.subscribe(CHANNEL)
@@ -34,9 +32,6 @@ async def listen(url: str, wake: Callable[[], None]) -> None:
 
 def tell(url: str, version: str | None) -> None:
     """Tell all servers, if Redis is there."""
-    once = Retry(NoBackoff(), 0)
-    client = redis.Redis.from_url(
-        url, socket_timeout=_TELLING_S, socket_connect_timeout=_TELLING_S, retry=once
-    )
+    client = connect(url, _TELLING_S, retries=0, connect_timeout_s=_TELLING_S)
     with contextlib.suppress(RedisError, OSError), client:
         client.publish(CHANNEL, version or "")
