@@ -75,6 +75,11 @@ class Metrics:
             "Records in the stream: those that wait for the recorder, or all where there is none.",
             registry=registry,
         )
+        self.writable = Gauge(
+            "tlp_measurements_writable",
+            "1 while measurements can be kept, found by a write that is tried at each scrape; else 0.",
+            registry=registry,
+        )
         self.model = Gauge(
             "tlp_model_loaded",
             "1 for the version that is served, 0 for the others that are loaded.",

@@ -21,13 +21,18 @@ from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, quality, registry, status
 from tlp_service.api.body import BodyMemory
 from tlp_service.api.service import Engine, Service
-from tlp_service.errors import ApiError, InvalidBody, NotAuthorized
+from tlp_service.errors import ApiError, InvalidBody, NotAuthorized, NotReady
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.settings import Settings
 from tlp_service.versions.hints import listen
 
 log = logging.getLogger(__name__)
+
+#: Seconds that a start waits for the settings of the Redis server; scores can be had without it.
+_TELLING_WAIT_S = 2.0
+#: Seconds after which a server that could not be asked is asked again.
+_TELLING_AGAIN_S = 5.0
 
 
 def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
@@ -41,8 +46,7 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         stream = MeasurementStream(redis_url, settings.measurement_id_days)
-        if weakness := await stream.weakness():
-            log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
+        telling = asyncio.create_task(_tell_weaknesses(stream))
         app.state.service = Service(
             settings,
             engine,
@@ -53,6 +57,8 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(stream.close)
+            stack.callback(telling.cancel)
+            await asyncio.wait({telling}, timeout=_TELLING_WAIT_S)
             if follower is not None:
                 follower.start(metrics)
                 stack.push_async_callback(asyncio.to_thread, follower.stop)
@@ -72,6 +78,19 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     app.add_middleware(RequestMetrics, metrics=metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's way to extend it
     return app
+
+
+async def _tell_weaknesses(stream: MeasurementStream) -> None:
+    """Log once how the Redis server may lose a measurement, as soon as it can be asked."""
+    while True:
+        try:
+            found = await stream.weaknesses()
+        except NotReady:  # which the probe logs
+            await asyncio.sleep(_TELLING_AGAIN_S)
+        else:
+            break
+    for weakness in found:
+        log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
 
 
 def _error(status_code: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:

@@ -94,6 +94,22 @@ class KeptDocument(_Document):
     rejected: list[RecordError]
 
 
+class ReadyDocument(_Document):
+    """What serves, and whether measurements can be kept."""
+
+    status: str = Field(description="'ready'.")
+    model: str
+    version: str
+    provider: str
+    measurements: str = Field(description="'kept', or why none can be kept now.")
+
+
+class KeepingDocument(_Document):
+    """That measurements can be kept."""
+
+    measurements: str = Field(description="'kept'.")
+
+
 class MarkDocument(_Document):
     """Why a version may not serve."""
 
@@ -314,7 +330,8 @@ DIFF: dict[str, Any] = _admin(
 ACTIVATE: dict[str, Any] = _admin(ServingDocument, 400, 404, 409, 413, 422, body=ActivateDocument)
 ROLLBACK: dict[str, Any] = _admin(ServingDocument, 400, 409, 413, 422, body=RollbackDocument)
 PRUNE: dict[str, Any] = _admin(PrunedDocument, 400, 413, 422, body=PruneDocument)
-READY: dict[str, Any] = {"responses": _errors(503)}
+READY: dict[str, Any] = {"responses": {200: {"model": ReadyDocument}, **_errors(503)}}
+KEPT: dict[str, Any] = {"responses": {200: {"model": KeepingDocument}, **_errors(503)}}
 
 #: models that the bodies above refer to by name
 REFERENCED: tuple[type[BaseModel], ...] = (TaskDocument, MeasuredDocument)

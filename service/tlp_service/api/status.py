@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,6 +15,13 @@ from tlp_service.errors import NotReady
 from tlp_service.scoring.scorer import Scorer
 
 router = APIRouter()
+
+T = TypeVar("T")
+
+#: What the health checks say of measurements where they can be kept.
+KEPT = "kept"
+#: Seconds that a readiness check waits for the stream. Balancers give one second, and the answer does not depend on it.
+_READY_WAIT_S = 0.25
 
 
 @router.get("/v1/models")
@@ -56,16 +64,31 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", **documents.READY)
 async def ready(request: Request) -> dict[str, str]:
-    """Answer 200 when a version is loaded and the measurement stream can be reached, else 503."""
+    """Answer 200 when a version is loaded and scores can be had, else 503. The body tells whether measurements can be kept, too.
+
+    A balancer asks this: a server that can score is of use even while no measurement can be kept.
+    """
     service: Service = request.app.state.service
-    await service.stream.check()
+    if service.engine.executor.is_draining:
+        raise NotReady("the server is stopping", retry_after=5)
     scorer = service.engine.versions.serving
     return {
         "status": "ready",
         "model": scorer.manifest.model,
         "version": scorer.manifest.version,
         "provider": scorer.provider,
+        "measurements": await service.stream.probe.reason(_READY_WAIT_S) or KEPT,
     }
+
+
+@router.get("/health/measurements", **documents.KEPT)
+async def can_keep(request: Request) -> dict[str, str]:
+    """Answer 200 when measurements can be kept, else 503 with the reason. A write is tried to find out, at most once a second."""
+    service: Service = request.app.state.service
+    reason = await service.stream.probe.reason()
+    if reason is not None:
+        raise NotReady(f"the measurement stream cannot be written: {reason}", retry_after=2)
+    return {"measurements": KEPT}
 
 
 @router.get("/metrics")
@@ -75,11 +98,22 @@ async def metrics(request: Request) -> Response:
     service.metrics.waiting.set(service.engine.executor.waiting)
     service.metrics.clients.set(service.engine.executor.clients)
     service.metrics.rate.set(service.engine.executor.rate)
-    try:
-        service.metrics.stream_length.set(await service.stream.check())
-        service.metrics.quality.tell(await service.stream.quality())
-    except NotReady:
-        # A scrape tells of a lost stream, it does not fail.
-        service.metrics.stream_length.set(float("nan"))
-        service.metrics.quality.tell(None)
+    reason, length, told = await asyncio.gather(
+        service.stream.probe.reason(),
+        service.stream.length(),
+        service.stream.quality(),
+        return_exceptions=True,
+    )
+    # A scrape tells of a lost stream, it does not fail.
+    service.metrics.writable.set(1 if reason is None else 0)
+    service.metrics.stream_length.set(_unless_lost(length, float("nan")))
+    service.metrics.quality.tell(_unless_lost(told, None))
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _unless_lost(found: Any, otherwise: T) -> Any | T:
+    if isinstance(found, NotReady):
+        return otherwise
+    if isinstance(found, BaseException):
+        raise found
+    return found

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from tlp_service.errors import NotReady
+from tlp_service.measurements.faults import cause_of
+from tlp_service.measurements.guarantee import weaknesses
+from tlp_service.measurements.write_probe import LIMIT_S, WriteProbe
+from tlp_service.redis_url import connect_asyncio
 
 # The braces put all keys into one slot of a Redis cluster.
 STREAM = "{tlp}:measurements"
 SEEN = "{tlp}:measurement:"
+#: A key that is written to find out whether one can be, and is gone in the same step.
+PROBE = "{tlp}:probe"
+#: The recorder's consumer group.
+GROUP = "store"
 #: What the recorder tells of prediction error, as JSON.
 QUALITY = "{tlp}:quality"
 
 # One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
-# ARGV: seconds an id is remembered, then the entries as MessagePack: one argument, where thousands would take longer to send than to
-# write. Returns the positions of the entries whose id was there already; they are few.
+# A new stream gets the recorder's group with it: a server that is full takes no new group, and would never be emptied.
+# ARGV: seconds an id is remembered, the entries as MessagePack (one argument, where thousands would take longer to send than to
+# write), the group. Returns the positions of the entries whose id was there already; they are few.
 _APPEND = """
 local known = {}
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[3], '0', 'MKSTREAM')
+end
 for i, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
   local seen = KEYS[2] .. entry[1]
   if redis.call('SET', seen, 1, 'EX', ARGV[1], 'NX') then
@@ -42,9 +53,23 @@ return known
 #: Entries of one call. Nothing else is done by the server meanwhile.
 _RECORDS_A_CALL = 1000
 
+# Does what _APPEND does, so it fails where that would: on a replica, over maxmemory, without a permission, with a full disk. Leaves
+# nothing behind.
+_TRY = """
+redis.call('XLEN', KEYS[1])
+redis.call('SET', KEYS[2], 1, 'EX', 60, 'NX')
+redis.call('DEL', KEYS[2])
+redis.call('XADD', KEYS[2], '*', 'id', 1)
+redis.call('DEL', KEYS[2])
+return 1
+"""
 
-#: Seconds: a health check or a scrape that waits longer fails for its caller.
-_CHECK_TIMEOUT_S = 2.0
+#: Connections that append at a time, and those of health checks and scrapes, which must not wait behind appends.
+_APPENDING, _CHECKING = 16, 4
+#: Seconds that an append may take.
+_APPEND_TIMEOUT_S = 10.0
+#: Seconds after which a client may try again.
+_RETRY_AFTER_S = 2
 
 
 class Entry(NamedTuple):
@@ -81,18 +106,20 @@ class MeasurementStream:
     """
 
     def __init__(self, url: str, id_days: int = 7) -> None:
-        self._pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            decode_responses=True,
-            encoding_errors="replace",
-            max_connections=16,
-            timeout=5,
-            socket_timeout=10,
-            socket_connect_timeout=5,
+        self._client: Any = connect_asyncio(
+            url, _APPEND_TIMEOUT_S, encoding_errors="replace", connections=_APPENDING
         )
-        self._client = redis.asyncio.Redis(connection_pool=self._pool)
         self._append = self._client.register_script(_APPEND)
         self._id_seconds = id_days * 86400
+        self._checks: Any = connect_asyncio(
+            url,
+            LIMIT_S,
+            encoding_errors="replace",
+            connections=_CHECKING,
+            connect_timeout_s=LIMIT_S,
+        )
+        try_write = self._checks.register_script(_TRY)
+        self.probe = WriteProbe(lambda: try_write(keys=[STREAM, PROBE]))
 
     async def append(self, entries: Sequence[Entry]) -> list[int]:
         """Append the entries whose id is new and return the positions of those.
@@ -108,24 +135,23 @@ class MeasurementStream:
             for start in range(0, len(entries), _RECORDS_A_CALL):
                 part = entries[start : start + _RECORDS_A_CALL]
                 packed = msgspec.msgpack.encode(part)
-                known = set(await self._append(keys=[STREAM, SEEN], args=[self._id_seconds, packed]))
+                known = set(await self._append(keys=[STREAM, SEEN], args=[self._id_seconds, packed, GROUP]))
                 added += [start + position for position in range(len(part)) if position not in known]
+                self.probe.note(None)
         except (RedisError, OSError) as error:
-            raise NotReady(f"the measurement stream cannot be written: {error}", retry_after=2) from None
+            self.probe.note(error)
+            raise _not_ready("written", error) from None
         return added
 
-    async def check(self) -> int:
-        """Return the length of the stream.
+    async def length(self) -> int:
+        """Return the number of entries.
 
         Raises
         ------
         NotReady
-            If it cannot be reached.
+            If the stream cannot be reached.
         """
-        try:
-            return int(await asyncio.wait_for(self._client.xlen(STREAM), _CHECK_TIMEOUT_S))
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
-            raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
+        return int(await _soon(self._checks.xlen(STREAM)))
 
     async def quality(self) -> bytes | None:
         """Return what the recorder last told of prediction error, or None where none has told anything lately.
@@ -135,23 +161,40 @@ class MeasurementStream:
         NotReady
             If the server cannot be reached.
         """
-        try:
-            told = await asyncio.wait_for(self._client.get(QUALITY), _CHECK_TIMEOUT_S)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
-            raise NotReady(f"the measurement stream cannot be reached: {error}", retry_after=2) from None
+        told = await _soon(self._checks.get(QUALITY))
         return None if told is None else str(told).encode(errors="replace")
 
-    async def weakness(self) -> str | None:
-        """Return why an acknowledged measurement could be lost with the Redis server, or None."""
+    async def weaknesses(self) -> list[str]:
+        """Return why an acknowledged measurement could be lost with the Redis server, see `guarantee.weaknesses`.
+
+        Raises
+        ------
+        NotReady
+            If the server cannot be asked.
+        """
+        info = await _soon(self._checks.info())
         try:
-            settings = await self._client.config_get("append*")
-        except (RedisError, OSError) as error:
-            return f"its settings cannot be read ({error})"
-        if settings.get("appendonly") != "yes" or settings.get("appendfsync") != "always":
-            return "it does not run with 'appendonly yes' and 'appendfsync always'"
-        return None
+            config = await asyncio.wait_for(self._checks.config_get("*append*"), LIMIT_S)
+            config |= await asyncio.wait_for(self._checks.config_get("maxmemory*"), LIMIT_S)
+        except ResponseError:  # hosted ones mostly allow no CONFIG
+            config = None
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            raise _not_ready("reached", error) from None
+        return weaknesses(config, info)
 
     async def close(self) -> None:
         """Close the connections."""
+        self.probe.close()
         await self._client.aclose()
-        await self._pool.disconnect()  # which the client leaves to who made the pool
+        await self._checks.aclose()
+
+
+async def _soon(answer: Awaitable[Any]) -> Any:
+    try:
+        return await asyncio.wait_for(answer, LIMIT_S)
+    except (RedisError, OSError, asyncio.TimeoutError) as error:
+        raise _not_ready("reached", error) from None
+
+
+def _not_ready(what: str, error: BaseException) -> NotReady:
+    return NotReady(f"the measurement stream cannot be {what}: {cause_of(error)}", retry_after=_RETRY_AFTER_S)

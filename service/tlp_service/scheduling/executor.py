@@ -115,6 +115,11 @@ class Executor(Generic[W]):
         return not self._queue.is_empty
 
     @property
+    def is_draining(self) -> bool:
+        """Whether the server is stopping: what comes is refused."""
+        return self._is_draining
+
+    @property
     def clients(self) -> int:
         """Clients that wait now."""
         return self._queue.clients

@@ -1,0 +1,69 @@
+"""What a Redis server must be like so that it loses no measurement that was acknowledged. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+#: The recorder needs XAUTOCLAIM and XTRIM MINID, which this release of Redis brought. Every Valkey has them.
+MIN_REDIS = (6, 2)
+
+#: Settings that decide whether a write is on disk when it is acknowledged.
+_EXPECTED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+_UNKNOWN = "not known, for CONFIG GET is not allowed"
+
+
+def weaknesses(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> list[str]:
+    """Return each condition that a server does not meet, as ``setting: expected …, got …``.
+
+    Parameters
+    ----------
+    config : mapping or None
+        Its settings as CONFIG GET tells them; None where that is not allowed, as with many hosted ones.
+    info : mapping
+        What its INFO tells.
+    """
+    found = {
+        **_of_disk(config, info),
+        **_of_memory(config, info),
+        **_of_role(info),
+        **_of_release(info),
+    }
+    return [f"{setting}: expected {expected}, got {got}" for setting, (expected, got) in found.items()]
+
+
+def _of_disk(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    if config is None:
+        is_on = str(info.get("aof_enabled")) == "1"
+        config = {"appendonly": "yes" if is_on else "no"}
+    return {
+        setting: (expected, config.get(setting, _UNKNOWN))
+        for setting, expected in _EXPECTED.items()
+        if config.get(setting) != expected
+    }
+
+
+def _of_memory(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    settings = config or {}
+    limit = str(settings.get("maxmemory", info.get("maxmemory", _UNKNOWN)))
+    policy = str(settings.get("maxmemory-policy", info.get("maxmemory_policy", _UNKNOWN)))
+    if limit == "0" or policy == "noeviction":
+        return {}
+    # Also one of the volatile ones: the ids expire, and without an id a record that is sent again counts twice.
+    return {"maxmemory-policy": ("noeviction, where maxmemory is set", policy)}
+
+
+def _of_role(info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    role = str(info.get("role", "not known"))
+    return {} if role == "master" else {"role": ("master", f"{role}, which can't be written")}
+
+
+def _of_release(info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    if "valkey_version" in info:  # its redis_version is that which it is compatible with
+        return {}
+    told = str(info.get("redis_version", "not known"))
+    numbers = re.match(r"(\d+)\.(\d+)", told)
+    if numbers and tuple(map(int, numbers.groups())) >= MIN_REDIS:
+        return {}
+    return {"redis_version": (f"at least {'.'.join(map(str, MIN_REDIS))}", told)}

@@ -1,0 +1,82 @@
+"""Whether measurements can be written now, found by writing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import RedisError
+
+from tlp_service.measurements.faults import cause_of
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which what is known counts as the present: probes of many askers come to one write a second.
+_FRESH_S = 1.0
+#: Seconds after which a write that has not been answered counts as failed.
+LIMIT_S = 2.0
+
+
+class WriteProbe:
+    """Tries a write when somebody asks, at most once a second, and remembers what came of it. For one event loop.
+
+    Parameters
+    ----------
+    write : callable
+        Writes what shows whether a measurement could be written; raises what that would raise.
+    clock : callable
+        Seconds, monotonic.
+    """
+
+    def __init__(
+        self, write: Callable[[], Awaitable[object]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._reason: str | None = "it has not answered yet"
+        self._known_s: float | None = None
+        self._trying: asyncio.Task[None] | None = None
+
+    async def reason(self, wait_s: float | None = None) -> str | None:
+        """Return why nothing can be written, or None where it can.
+
+        Parameters
+        ----------
+        wait_s : float or None
+            Seconds to wait for a write under way; after that the answer is what was known before. None waits for its end.
+        """
+        if self._known_s is None or self._clock() - self._known_s >= _FRESH_S:
+            if self._trying is None:
+                self._trying = asyncio.create_task(self._try())
+            await asyncio.wait({self._trying}, timeout=wait_s)
+        return self._reason
+
+    def note(self, error: BaseException | None) -> None:
+        """Take in what became of a write: None if it succeeded."""
+        reason = None if error is None else cause_of(error)
+        if reason != self._reason:
+            if reason is not None:
+                log.warning("measurements cannot be kept, the stream's server fails: %s (%s)", reason, error)
+            elif self._known_s is not None:
+                log.info("measurements can be kept again")
+        self._reason, self._known_s = reason, self._clock()
+
+    def close(self) -> None:
+        """Give up the write that is under way."""
+        if self._trying is not None:
+            self._trying.cancel()
+
+    async def _try(self) -> None:
+        try:
+            await asyncio.wait_for(self._write(), LIMIT_S)
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            self.note(error)
+        except Exception as error:
+            log.exception("the write that is tried failed in a way that is not known")
+            self.note(error)
+        else:
+            self.note(None)
+        finally:
+            self._trying = None
