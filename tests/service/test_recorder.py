@@ -19,6 +19,7 @@ import redis
 from serving import HANG_S
 
 from tlp_client.records import RecordParser
+from tlp_service.measurements import dead_letters
 from tlp_service.measurements import recorder as recorder_module
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
@@ -275,7 +276,7 @@ def test_what_is_stored_leaves_the_server_whose_memory_stays_flat(url, client, r
 
 
 def test_dead_entries_are_bounded(client, recorder, monkeypatch):
-    monkeypatch.setattr(recorder_module, "_MOST_DEAD", 200)
+    monkeypatch.setattr(dead_letters, "_MOST_DEAD", 200)
     for _ in range(5):
         send(client, entries_of(["{"] * 200))
         assert len(recorder.step().dead) == 200

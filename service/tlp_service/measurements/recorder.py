@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
 import pyarrow as pa
-import redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from tlp_client.errors import InvalidInput, is_text
 from tlp_client.records import Record, RecordParser
 from tlp_client.wire.fields import read_name
 from tlp_service.children import Stopping
-from tlp_service.measurements.stream import STREAM, Entry
+from tlp_service.measurements.dead_letters import DEAD, DeadLetters
+from tlp_service.measurements.portions import Portions, byte_text
+from tlp_service.measurements.stream import GROUP, PROBE, STREAM, Entry
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
+from tlp_service.redis_url import connect
 
 log = logging.getLogger(__name__)
 
-#: Consumer group of the record store, and where entries go that are no records, each with its reason.
-GROUP = "store"
-DEAD = "{tlp}:dead"
-#: Dead entries that are kept, about.
-_MOST_DEAD = 10_000
+__all__ = ["DEAD", "GROUP", "Moved", "Recorder"]
 
-#: Entries of one batch.
-_BATCH = 2000
+#: Entries of one batch, and bytes: a batch ends with the entry that reaches them. As objects they take some ten times that.
+_BATCH, _MAX_BATCH_BYTES = 2000, 8 << 20
 #: Seconds that a batch is waited for, and after which it is taken from a consumer that has not finished it.
 _WAIT_S, _CLAIM_S = 1.0, 60.0
 #: Seconds in which more is let come in after a batch that was not full: each costs a file and its way to the disk.
@@ -39,6 +36,13 @@ _GATHER_S = 0.5
 _PAUSE_S = 1.0
 #: Last number of the entries of a millisecond.
 _LAST_NUMBER = 2**64 - 1
+
+# A server over its maxmemory takes no new group, unless a script begins with a write that needs no memory: by its documentation the
+# rest of that script is then allowed.
+_CREATE_GROUP = """
+redis.call('DEL', KEYS[2])
+return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+"""
 
 #: id in the stream, and fields; the record that they hold
 _Message = tuple[str, dict[str, str]]
@@ -68,7 +72,7 @@ class Recorder:
     """A consumer of the stream that writes the record store, each record once, whatever is killed.
 
     A batch is written to the store, then acknowledged, then cut off the stream. Killed in between, the batch comes again, and the store
-    knows its records by their contents.
+    knows its records by their contents. Acknowledging and cutting are allowed on a server that is full, so that it does not stay so.
 
     Parameters
     ----------
@@ -82,14 +86,16 @@ class Recorder:
 
     def __init__(self, url: str, store: RecordStore, name: str) -> None:
         # Longer than a blocking read; a server that hangs must not hang this process.
-        self._client: Any = redis.Redis.from_url(
-            url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=10 + _WAIT_S
-        )
+        # Nothing is sent again unseen: what a lost answer held would stay with this consumer, and wait for a minute.
+        self._client: Any = connect(url, timeout_s=10 + _WAIT_S, encoding_errors="surrogateescape", retries=0)
+        self._portions = Portions(self._client, name)
+        self._dead_letters = DeadLetters(self._client)
         self._store = store
         self._name = name
         self._parser, self._texts = RecordParser(), Texts()
         self._is_registered = False
         self._takes_pending = True
+        self._is_behind = False
 
     def step(self) -> Moved:
         """Move one batch, waiting a second for it.
@@ -102,6 +108,7 @@ class Recorder:
         if not self._is_registered:
             self._register()
         messages = self._next_batch()
+        self._is_behind = len(messages) >= _BATCH or _size(messages) >= _MAX_BATCH_BYTES
         if not messages:
             return Moved()
         moved = self._move(messages)
@@ -118,7 +125,7 @@ class Recorder:
                 if is_lost:
                     log.info("measurements go to the record store again")
                 is_lost = False
-                if 0 < len(moved.records) + len(moved.dead) < _BATCH:
+                if not self._is_behind and (moved.records or moved.dead):
                     is_stopping.wait(_GATHER_S)
             except (RedisError, OSError, pa.ArrowException) as error:  # of the stream, or of the disk
                 if not is_lost:
@@ -126,6 +133,7 @@ class Recorder:
                 is_lost = True
                 # What a lost answer held is pending; a server that was set up anew has no group.
                 self._takes_pending, self._is_registered = True, False
+                self._client.connection_pool.disconnect()  # the server's name may mean another one by now
                 is_stopping.wait(_PAUSE_S)
 
     def close(self) -> None:
@@ -134,7 +142,10 @@ class Recorder:
 
     def _register(self) -> None:
         try:
-            self._client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
+            try:
+                self._client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
+            except OutOfMemoryError:
+                self._client.eval(_CREATE_GROUP, 2, STREAM, PROBE, GROUP)
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -143,34 +154,30 @@ class Recorder:
     def _next_batch(self) -> list[_Message]:
         """Return what this consumer was given before and never finished, else what another one left, else what is new."""
         if self._takes_pending:
-            if pending := self._read("0"):
+            if pending := self._portions.pending(_BATCH, _MAX_BATCH_BYTES):
                 return pending
             self._takes_pending = False
-        _, claimed, *cut = self._client.xautoclaim(
-            STREAM, GROUP, self._name, min_idle_time=int(_CLAIM_S * 1000), count=_BATCH
-        )
-        # Redis before 7 names no ids of what was cut off the stream before it was finished.
-        left = [m for m in claimed if m[1]] + [(id_, {}) for ids in cut for id_ in ids]
-        return left or self._read(">", block=int(_WAIT_S * 1000))
-
-    def _read(self, after: str, block: int | None = None) -> list[_Message]:
-        answer = self._client.xreadgroup(GROUP, self._name, {STREAM: after}, count=_BATCH, block=block)
-        messages: list[_Message] = answer[0][1] if answer else []
-        return [(id_, fields or {}) for id_, fields in messages]
+        claimed, gone = self._portions.claim(_CLAIM_S, _BATCH)
+        # Entries that were cut off the stream before they were finished have no fields.
+        left: list[_Message] = [(id_, {}) for id_ in gone]
+        if claimed:
+            left += self._portions.pending(_BATCH, _MAX_BATCH_BYTES)
+            self._takes_pending = True  # for those that are beyond this batch
+        return left or self._portions.new(_BATCH, _MAX_BATCH_BYTES, _WAIT_S)
 
     def _move(self, messages: Sequence[_Message]) -> Moved:
         read, dead = [], {}
         for id_, fields in messages:
             try:
-                entry = Entry(**fields)
-                if not all(map(is_text, entry)):
-                    raise InvalidInput("it is not UTF-8")
-                read_name(entry.platform, "platform")  # it becomes the name of a folder
+                entry = _entry_of(fields)
                 read.append((id_, entry, self._parser.parse(entry.record)))
-            except TypeError:
-                dead[id_] = f"its fields are {', '.join(fields) or 'gone'}, not {', '.join(Entry._fields)}"
             except InvalidInput as error:
                 dead[id_] = str(error)
+            except MemoryError:  # which is not the entry's fault
+                raise
+            except Exception as error:  # whatever one entry does to the parser, the others are to be stored
+                log.exception("entry %s of the measurement stream cannot be read", id_)
+                dead[id_] = f"it cannot be read: {type(error).__name__}"
         self._store.append(self._tables(read, dead))
         stored = [one for one in read if one[0] not in dead]
         times_s = [_order(id_)[0] / 1000 for id_, _, _ in stored]
@@ -192,36 +199,35 @@ class Recorder:
             return self._tables(read[:middle], dead) + self._tables(read[middle:], dead)
 
     def _acknowledge(self, messages: Sequence[_Message], dead: dict[str, str]) -> None:
-        # In one transaction: an entry is neither lost on its way to the dead, nor twice among them.
-        with self._client.pipeline(transaction=True) as pipeline:
-            for id_, fields in messages:
-                if id_ in dead:
-                    letter = {**fields, "reason": dead[id_], "entry": id_, "time": f"{time.time():.3f}"}
-                    pipeline.xadd(
-                        DEAD,
-                        {_bytes(name): _bytes(value) for name, value in letter.items()},
-                        maxlen=_MOST_DEAD,
-                        approximate=True,
-                    )
-            pipeline.xack(STREAM, GROUP, *(id_ for id_, _ in messages))
-            pipeline.execute()
-        for id_, reason in dead.items():
-            log.warning("entry %s of the measurement stream is no record: %s", id_, reason)
+        stored = [id_ for id_, _ in messages if id_ not in dead]
+        if stored:  # by itself: a server that is full refuses it together with anything that needs memory
+            self._client.xack(STREAM, GROUP, *stored)
+        self._dead_letters.bury([(id_, fields, dead[id_]) for id_, fields in messages if id_ in dead])
         self._trim()
 
     def _trim(self) -> None:
         """Cut off the stream what every group has finished."""
         firsts = []
         for group in self._client.xinfo_groups(STREAM):
-            pending = self._client.xpending(STREAM, _bytes(group["name"]))
+            pending = self._client.xpending(STREAM, byte_text(group["name"]))
             firsts.append(pending["min"] if pending["pending"] else _after(group["last-delivered-id"]))
         if firsts:
             self._client.xtrim(STREAM, minid=min(firsts, key=_order), approximate=False)
 
 
-def _bytes(text: str) -> bytes:
-    """Return the bytes that a text was read from, UTF-8 or not; hiredis takes no surrogates."""
-    return text.encode(errors="surrogateescape")
+def _entry_of(fields: dict[str, str]) -> Entry:
+    if fields.keys() != set(Entry._fields):
+        raise InvalidInput(f"its fields are {', '.join(fields) or 'gone'}, not {', '.join(Entry._fields)}")
+    entry = Entry(**fields)
+    if not all(map(is_text, entry)):
+        raise InvalidInput("it is not UTF-8")
+    read_name(entry.platform, "platform")  # it becomes the name of a folder
+    return entry
+
+
+def _size(messages: Sequence[_Message]) -> int:
+    """Return the characters of messages, which are at most their bytes."""
+    return sum(len(name) + len(value) for _, fields in messages for name, value in fields.items())
 
 
 def _after(entry: str) -> str:

@@ -1,0 +1,85 @@
+"""Takes entries off the stream for a consumer, in portions that are bounded by their bytes, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tlp_service.measurements.stream import GROUP, STREAM
+
+# XREADGROUP counts entries only, and one entry may be as large as a body. So it is asked for one at a time, on the server.
+# ARGV: group, consumer, '>' for new ones or the id after which pending ones are wanted, entries and bytes at most.
+_TAKE = """
+local taken, bytes, after = {}, 0, ARGV[3]
+while #taken < tonumber(ARGV[4]) and bytes < tonumber(ARGV[5]) do
+  local answer = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', 1, 'STREAMS', KEYS[1], after)
+  local message = answer and answer[1][2][1]
+  if not message then break end
+  for _, text in ipairs(message[2] or {}) do bytes = bytes + #text end
+  taken[#taken + 1] = message
+  if after ~= '>' then after = message[1] end
+end
+return taken
+"""
+
+# Ids only, for the same reason. ARGV: group, consumer, milliseconds, entries at most.
+_CLAIM = """
+return redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], '0-0', 'COUNT', ARGV[4], 'JUSTID')
+"""
+
+_Message = tuple[str, dict[str, str]]
+
+
+class Portions:
+    """Entries for one consumer of the recorder's group, as pairs of id and fields; those of an entry that is gone are empty.
+
+    Parameters
+    ----------
+    client : Redis
+        Whose answers are text.
+    consumer : str
+        Name of the consumer.
+    """
+
+    def __init__(self, client: Any, consumer: str) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._take = client.register_script(_TAKE)
+        self._claim = client.register_script(_CLAIM)
+
+    def pending(self, count: int, nbytes: int) -> list[_Message]:
+        """Return the first entries that this consumer was given and has not finished."""
+        return self._portion("0", count, nbytes)
+
+    def new(self, count: int, nbytes: int, wait_s: float) -> list[_Message]:
+        """Return entries that no consumer was given yet; waits for the first one."""
+        if taken := self._portion(">", count, nbytes):
+            return taken
+        # A script cannot wait.
+        answer = self._client.xreadgroup(
+            GROUP, self._consumer, {STREAM: ">"}, count=1, block=int(wait_s * 1000)
+        )
+        first = [(id_, fields or {}) for id_, fields in answer[0][1]] if answer else []
+        if first and count > 1:
+            first += self._portion(">", count - 1, nbytes)
+        return first
+
+    def claim(self, idle_s: float, count: int) -> tuple[bool, list[str]]:
+        """Take over what other consumers have not finished for so long, as pending of this one.
+
+        Returns whether there was any, and the ids of entries that are gone; Redis before 7 names none of these here.
+        """
+        told = self._claim(keys=[STREAM], args=[GROUP, self._consumer, int(idle_s * 1000), count])
+        return bool(told[1]), told[2] if len(told) > 2 else []
+
+    def _portion(self, after: str, count: int, nbytes: int) -> list[_Message]:
+        taken = self._take(keys=[STREAM], args=[GROUP, self._consumer, after, count, nbytes])
+        return [(id_, dict(zip(texts[::2], texts[1::2], strict=True))) for id_, texts in map(_present, taken)]
+
+
+def _present(message: list[Any]) -> tuple[str, list[str]]:
+    return message[0], (message[1] if len(message) > 1 else None) or []
+
+
+def byte_text(text: str) -> bytes:
+    """Return the bytes that a text was read from, UTF-8 or not; hiredis takes no surrogates."""
+    return text.encode(errors="surrogateescape")
