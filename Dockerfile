@@ -11,7 +11,7 @@ COPY client client
 COPY service service
 RUN pip install --no-cache-dir -c requirements/service.txt ".[service,${RUNTIME}]" \
     && useradd --create-home tlp \
-    && install -d -o tlp /data
+    && install -d -m 700 -o tlp /data
 
 USER tlp
 ENV TLP_HOST=0.0.0.0 TLP_PORT=8000 TLP_DATA_DIR=/data

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 
@@ -69,6 +69,10 @@ class Child:
         File descriptors that it inherits.
     is_quiet : bool
         Whether what it writes to its standard streams is for nobody.
+    prepare : callable
+        Called before each start; an OSError of it puts the start off.
+    is_lost : callable
+        Whether it is to be ended and started again, although it runs; asked twice a second.
     """
 
     def __init__(
@@ -78,12 +82,16 @@ class Child:
         environment: Mapping[str, str] | None = None,
         keep: Sequence[int] = (),
         is_quiet: bool = False,
+        prepare: Callable[[], None] = lambda: None,
+        is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self._command = list(command)
         self._environment = environment
         self._keep = tuple(keep)
         self._output = subprocess.DEVNULL if is_quiet else None
+        self._prepare = prepare
+        self._is_lost = is_lost
         self._stopping = threading.Event()
         self.process = self._spawn()
         self._watcher = threading.Thread(target=self._watch, name=f"tlp-{name}", daemon=True)
@@ -95,6 +103,9 @@ class Child:
     def stop(self) -> None:
         """Ask it to end, and make it where it doesn't."""
         self._stopping.set()
+        self._end()
+
+    def _end(self) -> None:
         self.process.terminate()
         try:
             self.process.wait(timeout=_END_S)
@@ -103,6 +114,7 @@ class Child:
             self.process.wait()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        self._prepare()
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
@@ -120,6 +132,9 @@ class Child:
         while not self._stopping.wait(_LOOK_S):
             status = self.process.poll()
             if status is None:
+                if self._is_lost():
+                    log.error("%s cannot be reached any more, ending it", self.name)
+                    self._end()
                 continue
             if time.monotonic() - began_s > _RUNS_S:
                 pause_s = _PAUSE_S

@@ -23,6 +23,7 @@ from tlp_service.api.service import Engine, Reading
 from tlp_service.children import Child
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.redis_url import ineffective_options
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.give_way import GiveWay
@@ -61,7 +62,11 @@ def serve(settings: Settings) -> int:
     known = {f"TLP_{name}".upper() for name in Settings.model_fields}
     for name in sorted(set(filter(lambda n: n.startswith("TLP_"), os.environ)) - known):
         log.warning("%s is no setting and has no effect", name)
+    if settings.redis_url is not None:
+        for option in ineffective_options(settings.redis_url.get_secret_value()):
+            log.warning("TLP_REDIS_URL: the option %r has no effect, the service sets it itself", option)
     wants_trainer = _wants_trainer(settings)
+    settings.make_data_dir()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     engine = start_engine(settings)
     # What is here by now stays. Else each full collection, of which the lists of large bodies cause many, would look

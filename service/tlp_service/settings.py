@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import stat
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +16,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tlp_service.errors import BadSettings
 from tlp_service.redis_url import check_redis_url
+
+log = logging.getLogger(__name__)
 
 
 def shipped_model(model: str = "base") -> Path:
@@ -130,6 +136,18 @@ class Settings(BaseSettings):
     def records_folder(self) -> Path:
         """Where the record store is."""
         return self.records or self.data_dir / "records"
+
+    def make_data_dir(self) -> None:
+        """Make the data folder, which holds what workers measured, for this user alone; warn if one that is there is open to others."""
+        with contextlib.suppress(OSError):  # whoever writes into it says so, and it need not be needed
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.data_dir.stat()
+            if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+                log.warning(
+                    "TLP_DATA_DIR=%s: expected a folder for this user alone, got the mode %o; chmod 700 it unless others shall read it",
+                    self.data_dir,
+                    stat.S_IMODE(found.st_mode),
+                )
 
     @property
     def max_body(self) -> int:

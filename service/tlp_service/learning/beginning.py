@@ -33,6 +33,8 @@ def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
     # Of its own accord pyarrow takes all cores, and so from those that score.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
+    if settings.records is None:
+        settings.make_data_dir()
     try:
         store = RecordStore.create(settings.records_folder)
     except OSError as error:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 
@@ -50,7 +51,7 @@ def embedded_redis(data_dir: Path, binary: Path | None = None) -> Iterator[str]:
     binary = binary or _server_binary()
     data_dir = data_dir.absolute()
     with _locked(data_dir) as lock, _socket_folder(lock) as folder:
-        server = _Server(binary, data_dir, f"{folder}/{_SOCKET}", lock)
+        server = _Server(binary, data_dir, Path(folder, _SOCKET), lock)
         server.start()
         try:
             yield server.url
@@ -65,7 +66,7 @@ def _locked(data_dir: Path) -> Iterator[int]:
     Should this process be killed, the folder stays locked until the child has written everything and is gone, too.
     """
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise BadSettings(f"TLP_DATA_DIR={data_dir}: {error.strerror}") from None
@@ -97,7 +98,11 @@ def _socket_folder(lock: int) -> Iterator[str]:
         with contextlib.suppress(OSError, ValueError):  # it is gone, or its name is none
             Path(left, _SOCKET).unlink(missing_ok=True)
             os.rmdir(left)  # nothing else is in it, or it is another one's
-    with tempfile.TemporaryDirectory(prefix=_SOCKET_FOLDER) as folder:
+    try:
+        made = tempfile.TemporaryDirectory(prefix=_SOCKET_FOLDER)
+    except OSError as error:
+        raise BadSettings(f"TMPDIR: expected a folder that can be written, got {error.strerror}") from None
+    with made as folder:
         with contextlib.suppress(OSError):  # of a disk that is full
             os.ftruncate(lock, 0)
             os.pwrite(lock, os.fsencode(folder), 0)
@@ -117,18 +122,20 @@ class _Server:
 
     Parameters
     ----------
-    binary, data_dir, socket : Path, Path, str
+    binary, data_dir, socket : Path
         What to run, where it keeps its data, where it listens.
     lock : int
         File descriptor of the data folder's lock, for the child to inherit.
     """
 
-    def __init__(self, binary: Path, data_dir: Path, socket: str, lock: int) -> None:
-        self.url = f"unix://{socket}"
+    def __init__(self, binary: Path, data_dir: Path, socket: Path, lock: int) -> None:
+        self.url = f"unix://{quote(str(socket))}"
         self._data_dir = data_dir
+        self._socket = socket
+        self._had_socket = False
         options = {
             "port": "0",
-            "unixsocket": socket,
+            "unixsocket": str(socket),
             "unixsocketperm": "700",
             "dir": str(data_dir),
             "appendonly": "yes",
@@ -141,7 +148,12 @@ class _Server:
         }
         arguments = (part for name, value in options.items() for part in (f"--{name}", value))
         self._child = Child(
-            f"the embedded {binary.name}", [str(binary), *arguments], keep=(lock,), is_quiet=True
+            f"the embedded {binary.name}",
+            [str(binary), *arguments],
+            keep=(lock,),
+            is_quiet=True,
+            prepare=self._prepare,
+            is_lost=self._is_lost,
         )
 
     def start(self) -> None:
@@ -156,6 +168,19 @@ class _Server:
     def stop(self) -> None:
         """Let the server sync its file and leave."""
         self._child.stop()
+
+    def _prepare(self) -> None:
+        """Make the socket's folder anew where somebody has tidied up the temporary folder."""
+        folder = self._socket.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise PermissionError(f"{folder} belongs to somebody else")
+        self._had_socket = False
+
+    def _is_lost(self) -> bool:
+        """Return whether the socket was there and is gone: the server runs on, and nobody finds it."""
+        had_socket, self._had_socket = self._had_socket, self._socket.exists()
+        return had_socket and not self._had_socket
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S

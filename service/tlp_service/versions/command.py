@@ -61,9 +61,14 @@ def _run(run: _Run, arguments: argparse.Namespace) -> int:
     from tlp_service.settings import read_settings
     from tlp_service.versions.registry import Registry
 
-    url = arguments.registry or read_settings().registry_url
+    url, settings = arguments.registry, None
+    if not url:
+        settings = read_settings()
+        url = settings.registry_url
     if "://" not in url and not Path(url).is_dir() and arguments.action != "publish":
         raise BadSettings(f"there is no registry at {url}; name the server's with --registry or TLP_DATA_DIR")
+    if settings is not None and settings.registry is None:
+        settings.make_data_dir()
     try:
         run(Registry(url), arguments)
     except OSError as error:
