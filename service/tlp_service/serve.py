@@ -18,7 +18,8 @@ from types import FrameType
 import uvicorn
 
 from tlp_service.api.app import create_app
-from tlp_service.api.protocol import HttpProtocol
+from tlp_service.api.connections import Connections, limits_of_process
+from tlp_service.api.protocol import protocol_of
 from tlp_service.api.service import Engine, Reading
 from tlp_service.children import Child
 from tlp_service.errors import BadSettings
@@ -46,6 +47,8 @@ SWITCH_INTERVAL_S = 0.0005
 READ_BYTES_PER_S = 1e7
 #: Objects after which garbage is looked for. The lists of one large body are a million, and none of them is garbage.
 GC_THRESHOLD = (50_000, 20, 20)
+#: Times per second that uvicorn calls `Server.on_tick`.
+TICKS_PER_S = 10
 #: Seconds that running requests get after SIGTERM.
 GRACE_S = 20
 
@@ -87,15 +90,17 @@ def serve(settings: Settings) -> int:
         if wants_trainer:
             stack.callback(_start_beside("trainer", settings, redis_url).stop)
         app = create_app(settings, engine, redis_url)
+        connections = Connections(limits_of_process())
         config = uvicorn.Config(
             app,
-            http=HttpProtocol,
+            http=protocol_of(connections),
+            ws="none",
             log_level="warning",
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        _run(_Server(config, engine), listener)
+        _run(_Server(config, engine, connections), listener)
     return 0
 
 
@@ -174,14 +179,20 @@ def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading
 class _Server(uvicorn.Server):
     """Stops on a signal: what is being scored is answered, what waits for its turn gets 503."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, connections: Connections) -> None:
         super().__init__(config)
         self._engine = engine
+        self._connections = connections
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_PER_S == 0:
+            self._connections.sweep(self.server_state.connections)  # type: ignore[arg-type]  # made by `protocol_of`
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not here: the signal may have come in the middle of a change of the queue.

@@ -1,53 +1,298 @@
-"""uvicorn's HTTP protocol, with errors in JSON and a bound on headers."""
+"""uvicorn's HTTP protocol with bounds: one request of a connection at a time, and an end to every wait.
+
+uvicorn makes a request of whatever its parser finds, and resumes reading after each answer. A client that pipelines and does
+not read would thus fill the memory. Here the parser is fed so that it comes to one request at a time, and what follows is
+held back, with the socket paused, until the answer is written.
+"""
 
 from __future__ import annotations
 
 import json
+from enum import Enum, auto
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tlp_service.api.connections import ConnectionLimits, Connections
 
 #: Bytes of one request before its body, or after it. Headers are held in memory, and a parser that waits for their end is
 #: fed again and again.
 _LONGEST_HEAD = 64 << 10
+#: The parser gets a body of unknown length in slices of at least so many bytes that end where the body may end.
+#: A slice can hold the end of the body and a few small requests behind it.
+_CHUNKED_SLICE = 512
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class _Phase(Enum):
+    """What a connection is waiting for."""
+
+    SILENT = auto()  # the first byte
+    HEAD = auto()  # the rest of a head
+    BODY = auto()  # the rest of a body, which `read_body` bounds
+    ANSWER = auto()  # the application
+    DRAIN = auto()  # the rest of a body whose request was answered
+    KEPT_ALIVE = auto()  # the next request
+
+
+class _Flow(FlowControl):
+    """uvicorn's flow control, which reads nothing more while pipelined bytes are held back."""
+
+    is_holding = False
+
+    def resume_reading(self) -> None:
+        if not self.is_holding:
+            super().resume_reading()
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Answers 400 and 431 as every other error is answered: ``{"error": …, "code": …}``."""
+    """One connection; answers 400, 408, 431 and 503 as every other error is answered: ``{"error": …, "code": …}``."""
 
+    #: Shared by all connections of a server, see `protocol_of`.
+    shared = Connections(ConnectionLimits())
+
+    _flow: _Flow
     _head_bytes = 0  # of the head, or of what follows the last chunk of a body
+    _body_left: int | None = 0  # bytes of the body that are still to come; None where only its end will tell
+    _is_between = True  # no request has begun of which a part is missing
+    _held = b""  # bytes behind a request that is not answered
+    _phase = _Phase.SILENT
+    _unsent = 0  # bytes of answers at the last look
+    _unsent_since: float | None = None  # when the client began to keep answers waiting
+    _max_unsent = 0  # bytes of answers that the client has been given since then
+
+    #: When the connection began to wait for its client.
+    since = 0.0
+    #: When the client last read something of an answer, or when its pipelined requests began to wait.
+    stalled_since = 0.0
+    has_had_request = False
+
+    def connection_made(self, transport: object) -> None:
+        """Take the connection, unless there are too many."""
+        super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn's own override of asyncio's type
+        self.flow = self._flow = _Flow(self.transport)
+        self._wait_for(_Phase.SILENT)
+        if not self.shared.admit(self, self.connections):  # type: ignore[arg-type]  # all are of this class
+            self._refuse(503, "Service Unavailable", "too many open connections; try again", "not_ready")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything."""
+        self._held = b""
+        self.shared.release(self)
+        # The answers that were not begun are for nobody. They end like the one that was.
+        for cycle, _ in self.pipeline:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    # What comes
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, unless head or trailers have grown too long."""
-        self._head_bytes += len(data)
-        super().data_received(data)
-        # The parser may have come to a part of the body meanwhile, or to the end of the request.
-        if self._head_bytes > _LONGEST_HEAD and not self.transport.is_closing():
-            self._refuse(431, "Request Header Fields Too Large", f"headers: more than {_LONGEST_HEAD} bytes")
+        """Feed the parser up to the end of a request, and hold back what is behind it."""
+        if self.transport.is_closing():
+            return
+        if self._held:
+            self._hold(self._held + data)
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        at = 0
+        view = memoryview(data)
+        while at < len(data) and not self.transport.is_closing():
+            if self._must_wait:
+                self._hold(data[at:])
+                return
+            if self._phase in (_Phase.SILENT, _Phase.KEPT_ALIVE):
+                self._wait_for(_Phase.HEAD)
+            end = self._end_of_slice(data, at)
+            self._head_bytes += end - at
+            super().data_received(view[at:end])  # type: ignore[arg-type]  # the parser takes any buffer
+            at = end
+            # The parser may have come to a part of the body meanwhile, or to the end of the request.
+            if self._head_bytes > _LONGEST_HEAD and not self.transport.is_closing():
+                message = f"headers: more than {_LONGEST_HEAD} bytes"
+                self._refuse(431, "Request Header Fields Too Large", message)
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether what comes next is another request, and the client has not got the answers before it."""
+        if not self._is_between or self.cycle is None:
+            return False
+        return not self.cycle.response_complete or bool(self.pipeline) or self.flow.write_paused
+
+    def _end_of_slice(self, data: bytes, at: int) -> int:
+        """Return where to stop feeding, so that the parser gets to the end of one request."""
+        if not self._is_between and self._phase in (_Phase.BODY, _Phase.DRAIN):
+            if self._body_left is not None:
+                return min(len(data), at + self._body_left)
+            at += _CHUNKED_SLICE - len(_END_OF_HEAD)
+        found = data.find(_END_OF_HEAD, at)
+        return len(data) if found < 0 else found + len(_END_OF_HEAD)
+
+    def _hold(self, data: bytes) -> None:
+        if not self._held:
+            self.stalled_since = self.shared.clock()
+        self._held = data
+        self._flow.pause_reading()
+        self._flow.is_holding = True
+        self.shared.hold(self)
+
+    def _go_on(self) -> None:
+        """Read what was held back, as far as it may be read by now."""
+        if not self._held or self._must_wait or self.transport.is_closing():
+            return
+        held, self._held = self._held, b""
+        self._flow.is_holding = False
+        if not self._flow.write_paused:
+            self.shared.release(self)
+        self._feed(held)
+        if not self._held:
+            self._flow.resume_reading()
+
+    def on_message_begin(self) -> None:
+        """Note that the parser has begun with a request."""
+        self._is_between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Count anew; a body follows, or nothing."""
         self._head_bytes = 0
+        self.has_had_request = True
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._body_left = None if is_chunked else int(lengths[0]) if lengths else 0
+        self._wait_for(_Phase.BODY)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Count anew; more of the body follows, or trailers."""
         self._head_bytes = 0
+        if self._body_left is not None:
+            self._body_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Count anew; the next request of this connection follows."""
         self._head_bytes = 0
+        self._is_between = True
+        self._wait_for(_Phase.KEPT_ALIVE if self.cycle.response_complete else _Phase.ANSWER)
         super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Go on with HTTP/1.1, as a server may that is offered another protocol; many clients offer HTTP/2.
+
+        The parser takes the body of such a request for bytes of the other protocol. It is not read, and the connection ends.
+        """
+        if self._body_left != 0:
+            self.cycle.keep_alive = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    # What goes
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of this one."""
+        had_others = bool(self.pipeline)
+        super().on_response_complete()
+        if not had_others:
+            self._wait_for(_Phase.KEPT_ALIVE if self._is_between else _Phase.DRAIN)
+        if self.transport.get_write_buffer_size():
+            self.note_progress(self.shared.clock())
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        """Count what the client leaves unread."""
+        super().pause_writing()
+        self.note_progress(self.shared.clock())
+        self.shared.hold(self)
+
+    def resume_writing(self) -> None:
+        """Take the next request, now that the client has read the answers."""
+        super().resume_writing()
+        if not self._held:
+            self.shared.release(self)
+        self._go_on()
+
+    # How long it takes
+
+    def _wait_for(self, phase: _Phase) -> None:
+        self._phase = phase
+        self.since = self.shared.clock()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection is being closed."""
+        return self.transport.is_closing()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request of which a head has come."""
+        return self._phase in (_Phase.SILENT, _Phase.HEAD, _Phase.KEPT_ALIVE) and not self._unsent
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of answers that are not sent and of requests that are not read."""
+        return len(self._held) + self.transport.get_write_buffer_size()
+
+    def note_progress(self, now: float) -> None:
+        """Look at how much of its answers the client has left unread."""
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent:
+            self._unsent_since = None
+            self._max_unsent = 0
+        elif self._unsent_since is None:
+            self._unsent_since = now
+        if unsent != self._unsent:
+            self.stalled_since = now
+            self._max_unsent = max(self._max_unsent, unsent)
+        self._unsent = unsent
+
+    def end_overdue(self, now: float) -> None:
+        """Close the connection if its client has kept it waiting for too long."""
+        limits = self.shared.limits
+        self.note_progress(now)
+        if self._unsent_since is not None:
+            longest = limits.stalled_s + self._max_unsent / limits.min_read_bytes_per_s
+            if now - self.stalled_since >= limits.stalled_s or now - self._unsent_since >= longest:
+                self.abort()
+            return
+        if self.is_closing:
+            return
+        waited = now - self.since
+        if self._phase is _Phase.HEAD and waited >= limits.head_s:
+            self._refuse(408, "Request Timeout", f"headers: not whole after {limits.head_s:g} s")
+        elif (
+            (self._phase is _Phase.SILENT and waited >= limits.head_s)
+            or (self._phase is _Phase.DRAIN and waited >= limits.drain_s)
+            or (self._phase is _Phase.KEPT_ALIVE and waited >= self.timeout_keep_alive)
+        ):
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Drop the connection and what it holds."""
+        self._held = b""
+        self.shared.release(self)
+        self.transport.abort()
+
+    # Errors
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
         self._refuse(400, "Bad Request", msg)
 
-    def _refuse(self, status: int, reason: str, message: str) -> None:
-        body = json.dumps({"error": message, "code": "malformed"}).encode()
+    def _refuse(self, status: int, reason: str, message: str, code: str = "malformed") -> None:
+        body = json.dumps({"error": message, "code": code}).encode()
         head = (
             f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def protocol_of(connections: Connections) -> type[HttpProtocol]:
+    """Return the protocol for a server whose connections are bounded together by `connections`."""
+    return type("HttpProtocol", (HttpProtocol,), {"shared": connections})
