@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tlp_client.bounded import BoundedCache, memory_of
 from tlp_client.errors import InvalidPrimitive, InvalidRecord, shown
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.tasks import Task, read_task
@@ -44,7 +45,9 @@ _STEPS_BEGIN = '], [[], [["'
 _STEPS_END = ']]]], "r": '
 _STEP_SEPARATOR = '], ["'
 _NO_STEPS = '], [[], []]], "r": '
-_CACHED_PIECES = 1 << 18
+#: Memory for the tasks and the primitives that a parser remembers; most of it is for primitives.
+_CACHE_BYTES = 64 << 20
+_TASKS_SHARE = 8
 _LARGEST = sys.float_info.max
 
 #: text -> JSON at its beginning, and where that ends; less work than `json.loads`
@@ -144,11 +147,19 @@ def split_primitives(lines: Iterable[str]) -> tuple[list[str], list[list[int]]]:
 
 
 class RecordParser:
-    """Parses record lines; remembers the tasks and primitives it has seen (bounded)."""
+    """Parses record lines; remembers the tasks and primitives it has seen.
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, Task] = {}
-        self._primitives: dict[str, Primitive] = {}
+    Parameters
+    ----------
+    max_bytes : int
+        Memory for what it remembers.
+    """
+
+    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
+        self._tasks: BoundedCache[str, Task] = BoundedCache(max_bytes // _TASKS_SHARE)
+        self._primitives: BoundedCache[str, Primitive] = BoundedCache(max_bytes - max_bytes // _TASKS_SHARE)
+        #: Memory of all tasks and primitives that were ever made, remembered or not.
+        self.made_bytes = 0
 
     def parse(self, line: str) -> Record:
         """Return the record of one line.
@@ -183,17 +194,18 @@ class RecordParser:
         opened = json.loads(head + "]]}")
         if not isinstance(opened, dict) or list(opened) != ["i"] or len(opened["i"]) != 1:
             raise InvalidRecord("the line does not begin with the task")
-        if len(self._tasks) >= _CACHED_PIECES:
-            self._tasks.clear()
-        task = self._tasks[head] = read_task(opened["i"][0])
-        return task
+        task = read_task(opened["i"][0])
+        nbytes = task.nbytes
+        self.made_bytes += nbytes
+        return self._tasks.add(head, task, sys.getsizeof(head) + nbytes)
 
     def _read_piece(self, piece: str) -> Primitive:
         known = self._primitives.get(piece)
         if known is None:
-            if len(self._primitives) >= _CACHED_PIECES:
-                self._primitives.clear()
-            known = self._primitives[piece] = read_primitive(json.loads('["' + piece + "]"))
+            known = read_primitive(json.loads('["' + piece + "]"))
+            nbytes = memory_of(known)
+            self.made_bytes += nbytes
+            self._primitives.add(piece, known, sys.getsizeof(piece) + nbytes)
         return known
 
     def _parse_whole(self, line: str) -> Record:

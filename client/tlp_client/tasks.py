@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
+from tlp_client.bounded import bounded_function, memory_of
 from tlp_client.errors import InvalidRecord, is_text
 from tlp_client.primitives import is_int32
 
@@ -18,6 +18,9 @@ GPU_TARGETS = frozenset({"cuda", "nvptx", "rocm", "opencl", "metal", "vulkan", "
 
 #: characters; the longest in public logs are a few hundred
 LONGEST_WORKLOAD_KEY, LONGEST_TARGET = 65_536, 4_096
+
+#: Memory for the canonical spellings of workload keys, and for what each function finds in targets.
+_KEYS_BYTES, _TARGETS_BYTES = 8 << 20, 1 << 20
 
 #: names of the eight hardware parameters of a record (``HardwareParamsNode`` of TVM)
 HARDWARE_PARAMETERS = (
@@ -64,6 +67,12 @@ class Task:
         """The workload key in one canonical spelling, to group records by."""
         return canonical_workload_key(self.workload_key)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the task and all its fields."""
+        parts = (self.workload_key, self.target, self.hardware, self.target_host, self.input_names)
+        return memory_of(parts)
+
     def to_json(self) -> list[Any]:
         """Return the task array of a record, as long as the one that was read."""
         array: list[Any] = [self.workload_key, self.target]
@@ -109,7 +118,7 @@ def read_task(array: object) -> Task:
     return Task(workload_key, target, hardware, host, layout, names)
 
 
-@lru_cache(maxsize=65536)
+@bounded_function(_KEYS_BYTES)
 def canonical_workload_key(key: str) -> str:
     """Return the workload key with its JSON in one spelling, since blanks change on the way.
 
@@ -121,7 +130,7 @@ def canonical_workload_key(key: str) -> str:
         return key.strip()
 
 
-@lru_cache(maxsize=1024)
+@bounded_function(_TARGETS_BYTES)
 def platform_kind(target: str) -> PlatformKind | None:
     """Return whether a TVM target is a CPU or a GPU, or None where the text does not tell.
 
@@ -138,7 +147,7 @@ def platform_kind(target: str) -> PlatformKind | None:
     return None
 
 
-@lru_cache(maxsize=1024)
+@bounded_function(_TARGETS_BYTES)
 def target_names(target: str) -> tuple[str, ...]:
     """Return the device names that a target states (``-model``, ``-mcpu``, ``-arch``), in that order."""
     if target.lstrip().startswith("{"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,12 +68,14 @@ class Connections:
         """Bytes of answers that are not sent and of requests that are not read."""
         return sum(connection.held_bytes for connection in self._holding)
 
-    def admit(self, connection: HttpProtocol, everyone: Iterable[HttpProtocol]) -> bool:
+    def admit(self, connection: HttpProtocol, everyone: Collection[HttpProtocol]) -> bool:
         """Return whether there is room for a new connection, if need be by closing an idle one.
 
         Connections that never had a request go first, then those kept alive, in both cases the one that has waited
         for longest.
         """
+        if len(everyone) <= self.limits.max_connections:  # the new one is among them
+            return True
         others = [other for other in everyone if other is not connection and not other.is_closing]
         if len(others) < self.limits.max_connections:
             return True

@@ -52,8 +52,10 @@ LOOPS = sum(INNERMOST)
 CONSTANTS = len(INNERMOST) * _CONSTANTS_A_STAGE + _CONSTANTS_OF_ALL + LOOPS * _CONSTANTS_A_LOOP
 UNROLL_STEPS = [stage * _SUMS_A_STAGE + _UNROLL_SUM for stage in range(reuse.STAGES)]
 
-#: Skeletons that are kept replayed; each takes some 7 kB.
-_KEPT = 8192
+#: Memory for the skeletons that are kept replayed; one of a real candidate takes some 7 kB.
+_KEPT_BYTES = 32 << 20
+#: Memory of a skeleton's five array objects, of itself, its key, and their place in a dict.
+_SKELETON_BYTES = 5 * 112 + 360
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,20 @@ class Skeleton:
     parts: npt.NDArray[np.int32]
     codes: reuse.Codes
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the skeleton, with its key where it is kept."""
+        arrays = (self.sizes, self.starts, self.constants, self.parts, self.codes)
+        return _SKELETON_BYTES + sum(array.nbytes for array in arrays)
+
 
 class _Skeletons:
     """Replayed skeletons, by a digest, so that what is kept does not grow with what is asked; the oldest go first. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._kept: dict[bytes, Skeleton] = {}
+        self._nbytes = 0
         self._lock = Lock()
 
     def get(self, primitives: Sequence[tuple[Primitive, bytes]]) -> Skeleton:
@@ -91,19 +100,26 @@ class _Skeletons:
         found = self._kept.get(key)
         if found is None:
             found = _replayed([primitive for primitive, _ in primitives])
-            with self._lock:
-                while len(self._kept) >= self._most:
-                    del self._kept[next(iter(self._kept))]
-                self._kept[key] = found
+            self._keep(key, found)
         return found
+
+    def _keep(self, key: bytes, skeleton: Skeleton) -> None:
+        with self._lock:
+            if key in self._kept or skeleton.nbytes > self._max_bytes:
+                return
+            self._kept[key] = skeleton
+            self._nbytes += skeleton.nbytes
+            while self._nbytes > self._max_bytes:
+                self._nbytes -= self._kept.pop(next(iter(self._kept))).nbytes
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._kept.clear()
+            self._nbytes = 0
 
 
-SKELETONS = _Skeletons(_KEPT)
+SKELETONS = _Skeletons(_KEPT_BYTES)
 
 #: What a primitive with a list longer than any loop nest is replayed as: nothing.
 _NOTHING = Primitive("?", ())

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import json
+from sys import getsizeof
 
+from tlp_client.bounded import BoundedCache, memory_of
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 
-#: Characters of records after which all is forgotten: a client could send new tasks for ever.
-_FORGET = 64 << 20
+#: Memory for the tasks and primitives that are remembered, and as much again for their texts: a client could send
+#: new ones for ever.
+_REMEMBERED_BYTES = 16 << 20
 
 
 class RecordLines:
     """Reads records and writes their lines; records of a search have few distinct tasks and primitives.
 
     Any number of threads may share it, for nothing that is looked up depends on what else was.
+
+    Parameters
+    ----------
+    max_bytes : int
+        Memory for what is remembered of texts that were read, and as much for texts that were written.
     """
 
-    def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._parser = RecordParser()
+    def __init__(self, max_bytes: int = _REMEMBERED_BYTES) -> None:
+        self._parser = RecordParser(max_bytes)
         # By identity, for hashing a primitive takes longer than all else. What it is the text of is kept with it, so that no
         # other object gets its id.
-        self._texts: dict[int, tuple[Task | Primitive, str]] = {}
-        self._seen = 0
+        self._texts: BoundedCache[int, tuple[Task | Primitive, str]] = BoundedCache(max_bytes)
+
+    @property
+    def made_bytes(self) -> int:
+        """Memory of all tasks and primitives that were ever made of texts."""
+        return self._parser.made_bytes
 
     def parse(self, text: str) -> Record:
         """Return the record of a JSON text, see `RecordParser.parse`."""
-        self._seen += len(text)
-        if self._seen > _FORGET:
-            self._forget()
         return self._parser.parse(text)
 
     def line(self, record: Record) -> str:
@@ -49,6 +55,7 @@ class RecordLines:
     def _text(self, part: Task | Primitive) -> str:
         known = self._texts.get(id(part))
         if known is None:
-            known = self._texts[id(part)] = (part, json.dumps(part.to_json(), ensure_ascii=False))
-            self._seen += len(known[1])
+            known = (part, json.dumps(part.to_json(), ensure_ascii=False))
+            nbytes = part.nbytes if isinstance(part, Task) else memory_of(part)
+            self._texts.add(id(part), known, nbytes + getsizeof(known) + getsizeof(known[1]))
         return known[1]

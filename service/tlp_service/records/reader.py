@@ -6,12 +6,14 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import repeat
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tlp_client.bounded import BoundedCache, memory_of
 from tlp_client.errors import InvalidInput
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.records import Record, read_primitives
@@ -47,8 +49,8 @@ _COLUMNS = (
     "log_version",
 )
 
-#: Primitives that are remembered with their texts, and characters of these.
-_MAX_KNOWN, _MAX_KNOWN_CHARACTERS = 1 << 18, 64 << 20
+#: Memory for the primitives that are remembered.
+_PRIMITIVES_BYTES = 64 << 20
 
 
 def stored_records(
@@ -142,8 +144,7 @@ class _PrimitiveReader:
     """Reads the JSON text of candidates; each distinct primitive is parsed once and is one object (bounded)."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Primitive] = {}
-        self._characters = 0
+        self._known: BoundedCache[str, Primitive] = BoundedCache(_PRIMITIVES_BYTES)
 
     def read(self, text: str) -> tuple[Primitive, ...]:
         """Return the primitives of a candidate; raise `ValueError` or `InvalidInput` where it is none."""
@@ -163,9 +164,6 @@ class _PrimitiveReader:
     def _piece(self, piece: str) -> Primitive:
         known = self._known.get(piece)
         if known is None:
-            if len(self._known) >= _MAX_KNOWN or self._characters >= _MAX_KNOWN_CHARACTERS:
-                self._known.clear()
-                self._characters = 0
-            known = self._known[piece] = read_primitive(json.loads('["' + piece + "]"))
-            self._characters += len(piece)
+            known = read_primitive(json.loads('["' + piece + "]"))
+            self._known.add(piece, known, getsizeof(piece) + memory_of(known))
         return known

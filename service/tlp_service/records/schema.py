@@ -7,11 +7,13 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from itertools import chain
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tlp_client.bounded import BoundedCache, memory_of
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
@@ -39,18 +41,23 @@ SCHEMA = pa.schema(
 REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
 
 
-#: Primitives whose text is kept, and characters of these texts.
-_MAX_TEXTS, _MAX_CHARACTERS = 1 << 18, 64 << 20
+#: Memory for primitives and their texts.
+_TEXTS_BYTES = 64 << 20
 
 
 class Texts:
-    """The JSON text of primitives, made once for each object: those of one `RecordParser` are few."""
+    """The JSON text of primitives, made once for each object: those of one `RecordParser` are few.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    max_bytes : int
+        Memory for what is remembered.
+    """
+
+    def __init__(self, max_bytes: int = _TEXTS_BYTES) -> None:
         # By identity, for hashing a primitive takes longer than all else. The object is kept, so that no other gets its id.
-        self._known: dict[int, str] = {}
+        self._known: BoundedCache[int, str] = BoundedCache(max_bytes)
         self._kept: list[Primitive] = []
-        self._characters = 0
 
     def of(self, primitives: Sequence[Primitive]) -> str:
         """Return a candidate's primitives as JSON."""
@@ -61,13 +68,14 @@ class Texts:
         return f"[{texts}]"
 
     def _learn(self, primitive: Primitive) -> str:
-        if len(self._kept) >= _MAX_TEXTS or self._characters >= _MAX_CHARACTERS:
-            self._known.clear()
+        text = json.dumps(primitive.to_json(), separators=(",", ":"))
+        count = len(self._known)
+        self._known.add(id(primitive), text, getsizeof(text) + memory_of(primitive))
+        if id(primitive) not in self._known:  # too large to be kept
+            return text
+        if len(self._known) <= count:  # the others were forgotten
             self._kept.clear()
-            self._characters = 0
-        text = self._known[id(primitive)] = json.dumps(primitive.to_json(), separators=(",", ":"))
         self._kept.append(primitive)
-        self._characters += len(text)
         return text
 
 

@@ -258,7 +258,9 @@ class FairQueue(Generic[Work]):
             self._idle.clear()
             self._now = 0.0
         elif len(self._idle) > _REMEMBERED_CLIENTS:
-            self._idle = {name: tag for name, tag in self._idle.items() if tag > self._now}
+            # Others have a tag to make up for, of which the latest half is kept: their names are the callers' own.
+            owed = [(name, tag) for name, tag in self._idle.items() if tag > self._now]
+            self._idle = dict(owed[-_REMEMBERED_CLIENTS // 2 :])
 
     def _end(self, job: Job[Work]) -> None:
         job.is_over = True
