@@ -42,6 +42,22 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
 # TVM reads them into C++ ints.
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
+#: Primitives of a candidate. The longest of 1.7 million public records has 76.
+MAX_STEPS = 512
+#: Entries of a list of a primitive. The longest in public records, the order of a GPU stage's loops, has 34.
+MAX_ENTRIES = 256
+#: Lengths of a split, and splits that one fused split follows. Public records have at most 4 of both.
+MAX_LENGTHS = MAX_SOURCES = 16
+#: Characters of a pragma or a memory scope. The longest in public records, an unroll step, has 25.
+MAX_TEXT = 256
+#: Sizes of a candidate, see `sizes_of`; no loop can have more. Public records have at most 69.
+MAX_SIZES = 1024
+#: Sizes of a split that follows one other: those which the features tell apart.
+_SIZES_OF_FOLLOWER = 5
+#: Sizes of one primitive.
+_MAX_SIZES_OF_STEP = 1 + MAX_LENGTHS
+_MAX_ENTRIES_OF = {"lengths": MAX_LENGTHS, "source steps": MAX_SOURCES}
+
 
 class Primitive(NamedTuple):
     """One schedule step, hashable, with its arguments in record order.
@@ -68,7 +84,7 @@ def read_primitive(step: object) -> Primitive:
     Raises
     ------
     InvalidPrimitive
-        If the step is not a list, its kind is unknown, or an argument is missing, spare or of a wrong type.
+        If the step is not a list, its kind is unknown, or an argument is missing, spare, too long or of a wrong type.
     """
     if not isinstance(step, Sequence) or isinstance(step, (str, bytes)) or not step:
         raise InvalidPrimitive(f"a primitive is a list [kind, arguments…], not {shown(step)}")
@@ -83,6 +99,45 @@ def read_primitive(step: object) -> Primitive:
     return Primitive(kind, tuple(_read_argument(kind, e, a) for e, a in zip(expected, args, strict=True)))
 
 
+def sizes_of(primitive: Primitive) -> int:
+    """Return how many sizes a primitive adds to the loops of its stage, at most; 0 for what is no split.
+
+    A split has its lengths and what they leave. One that follows it has the same sizes, and one that follows several has one size of each.
+    """
+    if primitive.kind == "SP":
+        return 1 + len(primitive.args[3])  # type: ignore[arg-type]  # `read_primitive` checks it
+    if primitive.kind == "FSP":
+        return _SIZES_OF_FOLLOWER
+    return len(primitive.args[2]) if primitive.kind == "FFSP" else 0  # type: ignore[arg-type]
+
+
+def check_candidate(primitives: Sequence[Primitive]) -> None:
+    """Check that a candidate is no longer and has no more sizes than work with it may take.
+
+    Raises
+    ------
+    InvalidPrimitive
+        If it has more than `MAX_STEPS` primitives or `MAX_SIZES` sizes.
+    """
+    if len(primitives) > MAX_STEPS:
+        raise InvalidPrimitive(too_many_steps(len(primitives)))
+    # Nearly all candidates are so short that their sizes need not be counted.
+    if len(primitives) * _MAX_SIZES_OF_STEP > MAX_SIZES:
+        sizes = sum(map(sizes_of, primitives))
+        if sizes > MAX_SIZES:
+            raise InvalidPrimitive(too_many_sizes(sizes))
+
+
+def too_many_steps(steps: int) -> str:
+    """Return what is wrong with a candidate of so many primitives."""
+    return f"{steps} primitives are more than the {MAX_STEPS} that a candidate may have"
+
+
+def too_many_sizes(sizes: int) -> str:
+    """Return what is wrong with a candidate whose splits have so many sizes."""
+    return f"its splits have {sizes} sizes, which are more than the {MAX_SIZES} that a candidate may have"
+
+
 def is_int32(value: object) -> bool:
     """Return whether a parsed value is an integer that TVM can read."""
     # type() and not isinstance(): True is an int to isinstance().
@@ -94,7 +149,15 @@ def _read_argument(kind: str, expected: tuple[str, str], arg: Any) -> Argument:
     if type_ is INT and is_int32(arg):
         return int(arg)
     if type_ is TEXT and is_text(arg):
+        _check_length(kind, name, len(arg), MAX_TEXT, "characters")
         return str(arg)
-    if type_ is INTS and type(arg) in (list, tuple) and all(map(is_int32, arg)):
-        return tuple(arg)
+    if type_ is INTS and type(arg) in (list, tuple):
+        _check_length(kind, name, len(arg), _MAX_ENTRIES_OF.get(name, MAX_ENTRIES), "entries")
+        if all(map(is_int32, arg)):
+            return tuple(arg)
     raise InvalidPrimitive(f"argument '{name}' of {kind} is {type_} in 32 bits, not {shown(arg)}")
+
+
+def _check_length(kind: str, name: str, length: int, limit: int, unit: str) -> None:
+    if length > limit:
+        raise InvalidPrimitive(f"argument '{name}' of {kind}: expected at most {limit} {unit}, got {length}")

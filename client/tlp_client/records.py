@@ -20,7 +20,7 @@ from typing import Any
 
 from tlp_client.bounded import BoundedCache, memory_of
 from tlp_client.errors import InvalidPrimitive, InvalidRecord, shown
-from tlp_client.primitives import Primitive, read_primitive
+from tlp_client.primitives import Primitive, check_candidate, read_primitive
 from tlp_client.tasks import Task, read_task
 
 VERSIONS = ("v0.2", "v0.3", "v0.4", "v0.5", "v0.6")
@@ -40,6 +40,16 @@ ERRORS = {
 
 #: Seconds. A cost outside is no measurement: clocks do not resolve 1 ns, and TVM writes 1e10 for a failed run.
 MIN_COST_S, MAX_COST_S = 1e-9, 1e9
+
+#: Measured run times of a record. Public records have at most 10.
+MAX_COSTS = 1000
+
+#: Bytes of a record's line, as `Record.to_line` writes it. The longest of 1.7 million public records has 2,094.
+MAX_LINE_BYTES = 64 << 10
+#: Characters of a line that has fewer bytes than `MAX_LINE_BYTES`, whatever its characters and blanks.
+_SURELY_SHORT = MAX_LINE_BYTES >> 3
+#: Characters of a number in a list and of the separator behind it.
+_CHARACTERS_PER_ENTRY = 13
 
 _STEPS_BEGIN = '], [[], [["'
 _STEPS_END = ']]]], "r": '
@@ -169,8 +179,12 @@ class RecordParser:
         InvalidInput
             If the line is not a record of a known version; the message names the part.
         """
-        record = self._parse_by_pieces(line)
-        return self._parse_whole(line) if record is None else record
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidRecord(_too_long(len(line)))  # in characters, of which none has less than a byte
+        record = self._parse_by_pieces(line) or self._parse_whole(line)
+        if len(line) > _SURELY_SHORT:
+            check_line(record)
+        return record
 
     def _parse_by_pieces(self, line: str) -> Record | None:
         begin = line.find(_STEPS_BEGIN)
@@ -188,7 +202,10 @@ class RecordParser:
             document, length = _decode(tail)
         except (ValueError, RecursionError):
             return None  # parsing it whole finds the reason
-        return _read_result(task, primitives, document) if length == len(tail) else None
+        if length != len(tail):
+            return None
+        check_candidate(primitives)
+        return _read_result(task, primitives, document)
 
     def _read_head(self, head: str) -> Task:
         opened = json.loads(head + "]]}")
@@ -215,7 +232,7 @@ class RecordParser:
             raise InvalidRecord(f"not JSON: {error}") from None
         except RecursionError:
             raise InvalidRecord("not JSON: nested too deeply") from None
-        return read_record(document)
+        return _read_document(document)
 
 
 def read_record(document: object) -> Record:
@@ -224,8 +241,37 @@ def read_record(document: object) -> Record:
     Raises
     ------
     InvalidInput
-        If it is not a record of a known version; the message names the part.
+        If it is not a record of a known version, or is larger than a record may be; the message names the part.
     """
+    record = _read_document(document)
+    if _characters(record) > _SURELY_SHORT:
+        check_line(record)
+    return record
+
+
+def check_line(record: Record) -> None:
+    """Raise `InvalidRecord` where the line of a record has more than `MAX_LINE_BYTES` bytes."""
+    length = len(record.to_line().encode())
+    if length > MAX_LINE_BYTES:
+        raise InvalidRecord(_too_long(length))
+
+
+def _too_long(length: int) -> str:
+    return f"its line has {length} bytes, which are more than the {MAX_LINE_BYTES} that a record may have"
+
+
+def _characters(record: Record) -> int:
+    """Return about how many characters the line of a record has, without writing it."""
+    task = record.task
+    texts = (task.workload_key, task.target, task.target_host or "", *(task.input_names or ()))
+    numbers = len(record.costs)
+    for primitive in record.primitives:
+        for argument in primitive.args:
+            numbers += len(argument) if isinstance(argument, (tuple, str)) else 1
+    return sum(map(len, texts)) + _CHARACTERS_PER_ENTRY * numbers
+
+
+def _read_document(document: object) -> Record:
     if not isinstance(document, dict):
         raise InvalidRecord("a record is a JSON object")
     if "i" not in document:
@@ -250,6 +296,7 @@ def read_primitives(steps: Iterable[object]) -> tuple[Primitive, ...]:
             primitives.append(read_primitive(step))
         except InvalidPrimitive as error:
             raise InvalidPrimitive(f"primitive {position}: {error}") from None
+    check_candidate(primitives)
     return tuple(primitives)
 
 
@@ -265,6 +312,10 @@ def _read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) -
     costs, error_no, all_cost, timestamp = result
     if type(costs) is not list:
         raise InvalidRecord("r[0], the costs, is a list of numbers in seconds")
+    if len(costs) > MAX_COSTS:
+        raise InvalidRecord(
+            f"r[0], the costs: {len(costs)} are more than the {MAX_COSTS} that a record may have"
+        )
     for position, cost in enumerate(costs):
         if type(cost) not in (float, int) or not -_LARGEST <= cost <= _LARGEST:
             raise InvalidRecord(f"r[0][{position}], a cost, is a finite number in seconds, not {shown(cost)}")

@@ -80,8 +80,8 @@ def targets() -> Iterable[Callable[[int], object]]:
 
 
 def skeletons() -> Iterable[Callable[[int], object]]:
-    get = skeleton._Skeletons(BOUND).get
-    yield lambda n: get([(Primitive("CI", (0,)), b"%d" % n)])
+    replay = skeleton._Skeletons(BOUND).replay
+    yield lambda n: replay(b"%016d" % n, [Primitive("CI", (0,))])
 
 
 def demands() -> Iterable[Callable[[int], object]]:

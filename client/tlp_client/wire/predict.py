@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, is_text, shown
-from tlp_client.primitives import Primitive, read_primitive
+from tlp_client.primitives import (
+    MAX_SIZES,
+    MAX_STEPS,
+    Primitive,
+    read_primitive,
+    sizes_of,
+    too_many_sizes,
+    too_many_steps,
+)
 from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task
 from tlp_client.wire.fields import (
     FORMAT,
@@ -185,8 +193,9 @@ def read_predict(document: object) -> PredictRequest:
         primitives, indices, lengths, errors = _read_indexed(fields["primitives"], candidates)
     else:
         primitives, indices, lengths, errors = _read_nested(candidates)
+    indices, lengths = _without_too_large(primitives, indices, lengths, errors)
     if errors and not report:
-        raise InvalidRequest(next(iter(errors.values())))
+        raise InvalidRequest(errors[min(errors)])
     return PredictRequest(
         workload_key=workload_key,
         target=target,
@@ -237,6 +246,27 @@ def _read_indexed(steps: object, candidates: list[Any]) -> _Candidates:
             errors[position] = f"candidates[{position}]{fault}"
         good.append([] if fault is not None else candidate)
     return primitives, *_flatten(good), errors
+
+
+def _without_too_large(
+    primitives: list[Primitive],
+    indices: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    errors: dict[int, str],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return indices and lengths without the candidates of too many steps or sizes, which get an error."""
+    sizes_before = np.zeros(len(indices) + 1, dtype=np.int64)
+    np.cumsum(np.array([*map(sizes_of, primitives), 0], dtype=np.int64)[indices], out=sizes_before[1:])
+    ends = np.cumsum(lengths)
+    sizes = sizes_before[ends] - sizes_before[ends - lengths]
+    is_too_large = (lengths > MAX_STEPS) | (sizes > MAX_SIZES)
+    if not is_too_large.any():
+        return indices, lengths
+    for position in np.flatnonzero(is_too_large).tolist():
+        steps = int(lengths[position])
+        fault = too_many_steps(steps) if steps > MAX_STEPS else too_many_sizes(int(sizes[position]))
+        errors[position] = f"candidates[{position}]: {fault}"
+    return indices[~np.repeat(is_too_large, lengths)], np.where(is_too_large, 0, lengths)
 
 
 def _index_fault(candidate: object, count: int, broken: dict[int, str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.scheduling.executor import Executor, Work
+from tlp_service.scheduling.steps import Steps, advance
 from tlp_service.scoring.calibration import Calibration
 from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.follower import Follower
@@ -22,33 +23,36 @@ from tlp_service.versions.registry import Registry
 
 T = TypeVar("T")
 
-#: Bytes of a body that takes less time to read than to hand to a thread. So small requests never wait for large ones.
+#: Bytes of a body that takes less time to decode than to hand to a thread. So small requests never wait for large ones.
 _SMALL = 16 << 10
+#: Units of work (see `tlp_service.scheduling.steps`) that are done at once where a body is small, and those of a slice: some 5 ms each.
+_INLINE = _SLICE = 1 << 18
 #: Bytes of a body that takes longer to read than a search's call of 2,048 candidates by far.
 _LARGE = 1 << 20
 
 
 class Reading(Work[Any]):
-    """The reading of a body, as work for an `Executor`; a unit is a byte.
+    """The reading of a body, as work for an `Executor` with one thread.
 
     Parameters
     ----------
     read : callable
-        Reads it, and returns what it says.
+        Reads it, and returns what it says: all at once, or in `Steps`, between which others get their turn.
     size : int
-        Bytes of the body.
+        Units of work that are known from the beginning, see `tlp_service.scheduling.steps`: the bytes of the body.
     """
 
     def __init__(self, read: Callable[[], Any], size: int) -> None:
         super().__init__()
         self._read: Callable[[], Any] | None = read
-        self._size = size
+        self._steps: Steps[Any] | None = None
+        self._next = size  # units of the step that comes next
         self._said: Any = None
 
     @property
     def size(self) -> int:
-        """Bytes of the body."""
-        return self._size
+        """Units of what comes next."""
+        return self._next
 
     @property
     def nbytes(self) -> int:
@@ -56,10 +60,22 @@ class Reading(Work[Any]):
         return 0
 
     def run(self, first: int, count: int) -> None:
-        """Read it, all at once, and let go of it."""
-        read, self._read = self._read, None
-        assert read is not None, "there is but one slice"
-        self._said = read()
+        """Read on for a slice."""
+        self.advance(_SLICE)
+
+    def advance(self, budget: int) -> bool:
+        """Read on for at most so many units, or one step; return whether it is read. What was read is let go of."""
+        if self._steps is None:
+            read, self._read = self._read, None
+            assert read is not None, "it ends once"
+            said = read()
+            if not isinstance(said, Generator):
+                self._said = said
+                return True
+            self._steps = said
+        self.more, self._said = advance(self._steps, budget, self._next)
+        self._next = self.more
+        return not self.more
 
     def result(self) -> Any:
         """Return what it says."""
@@ -160,10 +176,26 @@ class Caller:
             executor.withdraw(job)
             result.cancel()
 
-    async def read(self, engine: Engine, read: Callable[[], T], size: int, is_measured: bool = False) -> T:
-        """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
+    async def read(
+        self,
+        engine: Engine,
+        read: Callable[[], Steps[T]] | Callable[[], T],
+        size: int,
+        is_measured: bool = False,
+        units: int | None = None,
+    ) -> T:
+        """Return what `read` makes of a body of `size` bytes; large ones, and small ones with much work, wait for their turn.
+
+        Parameters
+        ----------
+        units : int, optional
+            Work that is known from the beginning, where it is not that of decoding the body.
+        """
+        reading = Reading(read, size if units is None else units)
         if size <= _SMALL:
             self.left()
-            return read()
-        said: T = await self.wait(engine.readers_of(size, is_measured), Reading(read, size))
+            if reading.advance(_INLINE):
+                said: T = reading.result()
+                return said
+        said = await self.wait(engine.readers_of(size, is_measured), reading)
         return said

@@ -22,7 +22,18 @@ import numpy.typing as npt
 from tlp_client.primitives import Primitive
 from tlp_service.features import reuse
 from tlp_service.features.loop_nest import SIZES
-from tlp_service.features.skeleton import CONSTANTS, INNERMOST, LOOPS, SKELETONS, SUMS, UNROLL_STEPS, separate
+from tlp_service.features.skeleton import (
+    CONSTANTS,
+    INNERMOST,
+    LOOPS,
+    SKELETONS,
+    SUMS,
+    UNROLL_STEPS,
+    Skeleton,
+    digest_of,
+    separate,
+)
+from tlp_service.scheduling.steps import Steps, finished
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,11 +43,16 @@ NEST_WIDTH = SUMS + 2 * LOOPS + CONSTANTS + reuse.WIDTH
 #: Logarithms are divided by it.
 _SCALE = 8.0
 
-#: A candidate has no more primitives; the longest of 600,000 public records has 76.
-MOST_STEPS = 512
-
-#: Places, of candidates times their primitives, that are laid out at a time.
-_BLOCK_PLACES = 1 << 18
+#: Places, of candidates times their primitives, that are laid out at a time; one step of the computation.
+_BLOCK_PLACES = 1 << 15
+#: Distinct primitives of one step.
+_STEP_PRIMITIVES = 1024
+#: Numbers that are gathered at a time, of candidates times the sizes of their skeleton.
+_GATHERED = 1 << 20
+#: Units of work, see `tlp_service.scheduling.steps`: of a block, of a distinct primitive, of a candidate, of a place, of a skeleton that is replayed
+#: and of each of its primitives. As measured.
+_BLOCK_COST, _PRIMITIVE_COST, _CANDIDATE_COST, _PLACE_COST = 32_000, 150, 200, 10
+_SKELETON_COST, _REPLAY_COST = 6_000, 300
 #: Of half precision, with a margin.
 _LARGEST = 6e4
 
@@ -55,21 +71,29 @@ def nests(
     indices : ndarray of int, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
     lengths : ndarray of int, shape (candidates,)
-        Primitives of each, `MOST_STEPS` at most.
+        Primitives of each, `tlp_client.primitives.MAX_STEPS` at most.
     """
+    return finished(nests_in_steps(primitives, indices, lengths))
+
+
+def nests_in_steps(
+    primitives: Sequence[Primitive], indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> Steps[npt.NDArray[np.float16]]:
+    """Compute what `nests` returns, in steps that each take a bounded time."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float16)
-    tables = _tables(primitives)
+    tables = yield from _tables(primitives)
     starts = np.cumsum(lengths) - lengths
     # By length, in blocks: what is laid out for a block has as many places for each candidate as the longest has.
     order = np.argsort(lengths, kind="stable")
     begin = 0
     while begin < len(order):
-        places = np.maximum(lengths[order[begin:]], 1)
+        places = np.maximum(lengths[order[begin : begin + _BLOCK_PLACES]], 1)
         count = max(
             1, int(np.searchsorted(places * np.arange(1, len(places) + 1), _BLOCK_PLACES, side="right"))
         )
         chosen = order[begin : begin + count]
-        out[chosen] = _block(tables, indices, starts[chosen], lengths[chosen])
+        yield _BLOCK_COST + count * (_CANDIDATE_COST + int(places[count - 1]) * _PLACE_COST)
+        out[chosen] = yield from _block(tables, indices, starts[chosen], lengths[chosen])
         begin += count
     return out
 
@@ -79,7 +103,7 @@ def _block(
     indices: npt.NDArray[np.int64],
     starts: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
-) -> Floats:
+) -> Steps[Floats]:
     """Return the numbers of candidates that begin at places of `indices`."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float32)
     place = np.arange(max(1, int(lengths.max())))
@@ -93,10 +117,11 @@ def _block(
     parts = np.empty((len(lengths), reuse.STAGES, reuse.PARTS), dtype=np.float32)
     codes = np.empty(parts.shape, dtype=np.int8)
     for candidate, members in zip(first, groups, strict=True):
-        numbers = tables.skeleton_of[row[candidate, : lengths[candidate]]]
-        skeleton = SKELETONS.get([tables.skeletons[n] for n in numbers.tolist()])
-        summed = np.add.reduceat(logs[members[:, None], skeleton.sizes], skeleton.starts, axis=1)
-        out[members, : SUMS + LOOPS] = summed
+        skeleton = yield from _skeleton(tables, row[candidate, : lengths[candidate]])
+        for some in np.split(members, _cuts(len(members), len(skeleton.sizes))):
+            out[some, : SUMS + LOOPS] = np.add.reduceat(
+                logs[some[:, None], skeleton.sizes], skeleton.starts, axis=1
+            )
         out[members, SUMS + 2 * LOOPS : -reuse.WIDTH] = skeleton.constants
         parts[members] = logs[members[:, None, None], skeleton.parts]
         codes[members] = skeleton.codes
@@ -107,6 +132,23 @@ def _block(
     steps = out[:, UNROLL_STEPS]
     out[:, -reuse.WIDTH :] = reuse.numbers_of(parts * _SCALE, codes, steps * _SCALE) / _SCALE
     return np.clip(out, -_LARGEST, _LARGEST)
+
+
+def _skeleton(tables: _Tables, rows: npt.NDArray[np.int32]) -> Steps[Skeleton]:
+    """Return the skeleton of a candidate of these rows; one that is not kept is a step of its own."""
+    primitives = [tables.skeletons[n] for n in tables.skeleton_of[rows].tolist()]
+    key = digest_of(text for _, text in primitives)
+    found = SKELETONS.find(key)
+    if found is None:
+        yield _SKELETON_COST + _REPLAY_COST * len(primitives)
+        found = SKELETONS.replay(key, [primitive for primitive, _ in primitives])
+    return found
+
+
+def _cuts(members: int, sizes: int) -> range:
+    """Return where to cut the members of a skeleton of so many sizes, so that little memory is needed at a time."""
+    some = max(1, _GATHERED // sizes)
+    return range(some, members, some)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +170,18 @@ class _Tables:
     skeletons: list[tuple[Primitive, bytes]]
 
 
-def _tables(primitives: Sequence[Primitive]) -> _Tables:
+def _tables(primitives: Sequence[Primitive]) -> Steps[_Tables]:
     sizes = np.zeros((1 + len(primitives), SIZES), dtype=np.float32)
     skeleton_of = np.full(1 + len(primitives), -1, dtype=np.int32)
     numbers: dict[Primitive, int] = {}
-    for place, primitive in enumerate(primitives, start=1):
-        skeleton, logs = separate(primitive)
-        if logs is not None:
-            sizes[place, : len(logs)] = logs
-        skeleton_of[place] = numbers.setdefault(skeleton, len(numbers))
+    for begin in range(0, len(primitives), _STEP_PRIMITIVES):
+        some = primitives[begin : begin + _STEP_PRIMITIVES]
+        yield len(some) * _PRIMITIVE_COST
+        for place, primitive in enumerate(some, start=1 + begin):
+            skeleton, logs = separate(primitive)
+            if logs is not None:
+                sizes[place, : len(logs)] = logs
+            skeleton_of[place] = numbers.setdefault(skeleton, len(numbers))
     sizes /= _SCALE
     return _Tables(sizes, skeleton_of, [(skeleton, repr(tuple(skeleton)).encode()) for skeleton in numbers])
 

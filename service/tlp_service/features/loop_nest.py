@@ -189,7 +189,8 @@ def _follow_fused_split(
         return
     followed = [state.splits[source] for source in sources if source in state.splits]
     part = tuple(s for parts in followed if 0 <= level + 1 < len(parts) for s in parts[level + 1])
-    rest = tuple(size for size in loops[loop].sizes if size not in part)
+    taken = set(part)
+    rest = tuple(size for size in loops[loop].sizes if size not in taken)
     state.replace(stage, loops, loop, list(enumerate([rest, part] if is_factor else [part, rest])), "F")
 
 

@@ -16,6 +16,10 @@ import numpy.typing as npt
 from tlp_client.errors import InvalidPrimitive, shown
 from tlp_client.primitives import Primitive
 from tlp_client.tasks import PlatformKind
+from tlp_service.scheduling.steps import Steps, finished
+
+#: Primitives whose rows are made in one step, and units of work of each.
+_STEP_PRIMITIVES, _PRIMITIVE_COST = 1024, 150
 
 _SCOPES = {"local": 1, "shared": 2, "global": 3}
 
@@ -81,13 +85,22 @@ class PublishedFeatures:
         errors : dict
             Position of a primitive -> why it has no row (its row is zeros).
         """
+        return finished(self.rows_in_steps(primitives))
+
+    def rows_in_steps(
+        self, primitives: Sequence[Primitive]
+    ) -> Steps[tuple[npt.NDArray[np.float32], dict[int, InvalidPrimitive]]]:
+        """Compute what `rows` returns, in steps that each take a bounded time."""
         rows = np.zeros((1 + len(primitives), self.width), dtype=np.float32)
         errors: dict[int, InvalidPrimitive] = {}
-        for position, primitive in enumerate(primitives):
-            try:
-                rows[1 + position] = self.row(primitive)
-            except InvalidPrimitive as error:
-                errors[position] = error
+        for begin in range(0, len(primitives), _STEP_PRIMITIVES):
+            some = primitives[begin : begin + _STEP_PRIMITIVES]
+            yield len(some) * _PRIMITIVE_COST
+            for position, primitive in enumerate(some, start=begin):
+                try:
+                    rows[1 + position] = self.row(primitive)
+                except InvalidPrimitive as error:
+                    errors[position] = error
         return rows, errors
 
     def positions(

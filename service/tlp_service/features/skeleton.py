@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -52,10 +52,10 @@ LOOPS = sum(INNERMOST)
 CONSTANTS = len(INNERMOST) * _CONSTANTS_A_STAGE + _CONSTANTS_OF_ALL + LOOPS * _CONSTANTS_A_LOOP
 UNROLL_STEPS = [stage * _SUMS_A_STAGE + _UNROLL_SUM for stage in range(reuse.STAGES)]
 
-#: Memory for the skeletons that are kept replayed; one of a real candidate takes some 7 kB.
+#: Bytes of the skeletons that are kept replayed. One of a search takes some 7 kB, the largest legal one some 100 kB.
 _KEPT_BYTES = 32 << 20
-#: Memory of a skeleton's five array objects, of itself, its key, and their place in a dict.
-_SKELETON_BYTES = 5 * 112 + 360
+#: Bytes of the objects around the arrays of a skeleton.
+_OBJECT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,43 +80,61 @@ class Skeleton:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the skeleton, with its key where it is kept."""
+        """Bytes that it takes."""
         arrays = (self.sizes, self.starts, self.constants, self.parts, self.codes)
-        return _SKELETON_BYTES + sum(array.nbytes for array in arrays)
+        return _OBJECT_BYTES + sum(array.nbytes for array in arrays)
 
 
 class _Skeletons:
-    """Replayed skeletons, by a digest, so that what is kept does not grow with what is asked; the oldest go first. Thread-safe."""
+    """Replayed skeletons, by a digest of their primitives; the oldest go first. Thread-safe.
+
+    Parameters
+    ----------
+    max_bytes : int
+        Bytes of all that are kept.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept: dict[bytes, Skeleton] = {}
-        self._nbytes = 0
+        self._bytes = 0
         self._lock = Lock()
 
-    def get(self, primitives: Sequence[tuple[Primitive, bytes]]) -> Skeleton:
-        """Return what a skeleton makes of sizes, given its primitives and their texts."""
-        key = hashlib.blake2b(b"\0".join(text for _, text in primitives), digest_size=16).digest()
-        found = self._kept.get(key)
-        if found is None:
-            found = _replayed([primitive for primitive, _ in primitives])
-            self._keep(key, found)
-        return found
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept."""
+        return self._bytes
 
-    def _keep(self, key: bytes, skeleton: Skeleton) -> None:
+    def find(self, key: bytes) -> Skeleton | None:
+        """Return the skeleton of a digest, if it is kept."""
+        return self._kept.get(key)
+
+    def replay(self, key: bytes, primitives: Sequence[Primitive]) -> Skeleton:
+        """Replay the skeleton of a digest, and keep it."""
+        found = _replayed(primitives)
         with self._lock:
-            if key in self._kept or skeleton.nbytes > self._max_bytes:
-                return
-            self._kept[key] = skeleton
-            self._nbytes += skeleton.nbytes
-            while self._nbytes > self._max_bytes:
-                self._nbytes -= self._kept.pop(next(iter(self._kept))).nbytes
+            self._forget(key)
+            while self._kept and self._bytes + found.nbytes > self._max_bytes:
+                self._forget(next(iter(self._kept)))
+            self._kept[key] = found
+            self._bytes += found.nbytes
+        return found
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._kept.clear()
-            self._nbytes = 0
+            self._bytes = 0
+
+    def _forget(self, key: bytes) -> None:
+        known = self._kept.pop(key, None)
+        if known is not None:
+            self._bytes -= known.nbytes
+
+
+def digest_of(texts: Iterable[bytes]) -> bytes:
+    """Return what tells a skeleton from others, given the texts of its primitives. What is kept by it does not grow with what is asked."""
+    return hashlib.blake2b(b"\0".join(texts), digest_size=16).digest()
 
 
 SKELETONS = _Skeletons(_KEPT_BYTES)

@@ -28,6 +28,8 @@ class Work(ABC, Generic[Result]):
 
     lane: Hashable = None
     opening: int = 0
+    #: Units that the last slice has found to be left beyond `size`; for work whose extent shows while it is done, in one thread at a time.
+    more: int = 0
 
     def __init__(self) -> None:
         self.future: Future[Result] = Future()
@@ -258,9 +260,11 @@ class Executor(Generic[W]):
         seconds = max(0.0, self._clock() - started) / len(self._threads)
         total = sum(part.count for part in slices)
         with self._changed:
-            done = [p.job for p in slices if self._queue.returned(p, seconds * p.count / total)]
-            if any(part.first < part.job.opening for part in slices):
-                self._changed.notify(len(self._threads))  # what it opened can be taken now
+            done = [
+                p.job for p in slices if self._queue.returned(p, seconds * p.count / total, p.job.work.more)
+            ]
+            if any(part.first < part.job.opening or part.job.work.more for part in slices):
+                self._changed.notify(len(self._threads))  # what it opened or found can be taken now
         for job in done:
             try:
                 result = job.work.result()

@@ -103,15 +103,9 @@ class FairQueue(Generic[Work]):
             raise DeadlinePassed("the deadline passed before the request could be worked on")
         self._demands.add(job.client, job.size, now)
         self._check_room(job.client, job.size, job.nbytes, job.deadline, now)
-        client = self._clients.get(job.client)
-        if client is None:
-            client = _Client(max(self._now, self._idle.pop(job.client, 0.0)), 0)
-            self._clients[job.client] = client
-        client.jobs.append(job)
-        client.left += job.size
+        self._append(job, job.size)
         self._held.add(job)
         self._bytes_of[job.client] += job.nbytes
-        self.waiting += job.size
 
     def check(self, client: str, size: int, deadline: float | None, now: float) -> None:
         """Raise `QueueFull` where `offer` would for a job of that size and no bytes."""
@@ -165,20 +159,26 @@ class FairQueue(Generic[Work]):
                 break
         return slices, late
 
-    def returned(self, part: Slice[Work], seconds: float) -> bool:
+    def returned(self, part: Slice[Work], seconds: float, more: int = 0) -> bool:
         """Note that a slice was done; return whether its job is done with that.
 
         Parameters
         ----------
         seconds : float
             For how long it kept all of the processor busy; 0 for what does not tell the rate.
+        more : int
+            Units of the job that nobody knew of before. They wait behind the other jobs of its client.
         """
         if seconds > 0:
             self._measured = (1 - _NEWNESS) * self._measured + part.count
             self._measured_s = (1 - _NEWNESS) * self._measured_s + seconds
         job = part.job
         job.done += part.count
-        if job.is_over or job.done < job.size:
+        if job.is_over:
+            return False
+        if more:
+            self._extend(job, more)
+        if job.done < job.size:
             return False
         self._end(job)
         return True
@@ -245,6 +245,25 @@ class FairQueue(Generic[Work]):
             client.jobs.remove(job)
         self._leave(name, client, count)
         return part
+
+    def _append(self, job: Job[Work], count: int) -> None:
+        """Put a job with so many units behind the others of its client."""
+        client = self._clients.get(job.client)
+        if client is None:
+            client = _Client(max(self._now, self._idle.pop(job.client, 0.0)), 0)
+            self._clients[job.client] = client
+        client.jobs.append(job)
+        client.left += count
+        self.waiting += count
+
+    def _extend(self, job: Job[Work], more: int) -> None:
+        had_units_left = job.left > 0
+        job.size += more
+        if had_units_left:  # it stands in its client's line
+            self._clients[job.client].left += more
+            self.waiting += more
+        else:
+            self._append(job, more)
 
     def _leave(self, name: str, client: _Client[Work], count: int) -> None:
         client.left -= count

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.primitives import MAX_STEPS, Primitive, too_many_steps
 from tlp_client.tasks import target_names
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion
 from tlp_service.features import base
 from tlp_service.features.published import PUBLISHED
 from tlp_service.features.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.scheduling.steps import Steps
 from tlp_service.scoring.network import OnnxNetwork
 from tlp_service.scoring.plan import AnyPlan, NestPlan, Plan
 from tlp_service.versions.manifest import Network
@@ -41,9 +44,28 @@ class Inputs:
     truncated: int = 0
 
 
-def read_inputs(network: Network, request: PredictRequest) -> Inputs:
-    """Return what a network of a version reads of a request."""
-    return _base(network, request) if network.features == "base" else _published(network, request)
+#: What is to be scored: a request, and the network of the version that scores it.
+Asked: TypeAlias = tuple[Network, PredictRequest]
+
+#: Units of work, see `tlp_service.scheduling.steps`: of a task, and of a character of its workload key.
+_TASK_COST, _KEY_COST = 3_000, 4
+
+
+def inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
+    """Compute what networks of a version read of requests, in steps that each take a bounded time.
+
+    Many small requests take little longer than a large one: what depends on their candidates alone is computed together.
+    """
+    of_base = [request for network, request in asked if network.features == "base"]
+    nests = iter((yield from _nests_of(of_base)))
+    found = []
+    for network, request in asked:
+        yield _TASK_COST + _KEY_COST * len(request.workload_key)
+        if network.features == "base":
+            found.append(_base(network, request, *next(nests)))
+        else:
+            found.append((yield from _published(network, request)))
+    return found
 
 
 def probe_inputs(network: OnnxNetwork, candidates: int, rows: int = 256) -> Inputs:
@@ -90,27 +112,52 @@ def check_features(network: Network, loaded: OnnxNetwork) -> None:
         )
 
 
-def _base(network: Network, request: PredictRequest) -> Inputs:
+#: Nests of the candidates of a request, and why some have none.
+_Nests: TypeAlias = tuple[npt.NDArray[np.float16], dict[int, str]]
+
+
+def _nests_of(requests: Sequence[PredictRequest]) -> Steps[list[_Nests]]:
+    """Return the nests of each request, computed together."""
+    if not requests:
+        return []
+    known: dict[Primitive, int] = {}
+    indices, lengths, errors = [], [], []
+    for request in requests:
+        too_long = request.lengths > MAX_STEPS
+        found, counts = request.indices, request.lengths
+        if too_long.any():
+            found, counts = found[~np.repeat(too_long, counts)], np.where(too_long, 0, counts)
+        if len(requests) > 1:
+            numbers = [known.setdefault(primitive, len(known)) for primitive in request.primitives]
+            found = np.array([*numbers, 0], dtype=np.int64)[found]
+        indices.append(found)
+        lengths.append(counts)
+        errors.append(
+            {
+                position: f": {too_many_steps(int(request.lengths[position]))}"
+                for position in np.flatnonzero(too_long).tolist()
+            }
+        )
+    primitives = list(known) if len(requests) > 1 else requests[0].primitives
+    nests = yield from base.nests_in_steps(primitives, np.concatenate(indices), np.concatenate(lengths))
+    ends = np.cumsum([len(counts) for counts in lengths])
+    return list(zip(np.split(nests, ends[:-1]), errors, strict=True))
+
+
+def _base(
+    network: Network, request: PredictRequest, nests: npt.NDArray[np.float16], errors: dict[int, str]
+) -> Inputs:
     # As `choose_network` reads them: what is stated first, the target's names second.
     stated = (request.platform,) if request.platform is not None else target_names(request.target)
     if network.serves is not None:
         stated = (network.serves,)
     known = next((network.platforms.index(name) for name in stated if name in network.platforms), None)
-    row = task_row(request.workload_key, known)
-    too_long = request.lengths > base.MOST_STEPS
-    errors = {
-        position: f": {request.lengths[position]} primitives are more than the {base.MOST_STEPS} that a candidate may have"
-        for position in np.flatnonzero(too_long).tolist()
-    }
-    indices, lengths = request.indices, request.lengths
-    if errors:
-        indices, lengths = indices[~np.repeat(too_long, lengths)], np.where(too_long, 0, lengths)
-    return Inputs(row[None], NestPlan(base.nests(request.primitives, indices, lengths)), errors)
+    return Inputs(task_row(request.workload_key, known)[None], NestPlan(nests), errors)
 
 
-def _published(network: Network, request: PredictRequest) -> Inputs:
+def _published(network: Network, request: PredictRequest) -> Steps[Inputs]:
     features = PUBLISHED[network.platform_kind]
-    table, broken = features.rows(request.primitives)
+    table, broken = yield from features.rows_in_steps(request.primitives)
     table, indices = _without_unused(table, request.indices)
     return Inputs(
         table,
@@ -136,11 +183,15 @@ def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -
     """Return candidate -> error, for each candidate that holds a primitive without a row."""
     if not broken:
         return {}
-    found: dict[int, str] = {}
     starts = np.cumsum(request.lengths) - request.lengths
-    for place in np.flatnonzero(np.isin(request.indices, list(broken))).tolist():
-        candidate = int(np.searchsorted(starts, place, side="right")) - 1
-        if candidate not in found:
-            step = place - int(starts[candidate])
-            found[candidate] = f", primitive {step}: {broken[int(request.indices[place])]}"
-    return found
+    places = np.flatnonzero(np.isin(request.indices, list(broken)))
+    candidates, firsts = np.unique(
+        np.searchsorted(starts, places, side="right") - 1, return_index=True
+    )  # candidates without primitives begin where the next one does, which is found instead
+    steps = places[firsts] - starts[candidates]
+    return {
+        candidate: f", primitive {step}: {broken[index]}"
+        for candidate, step, index in zip(
+            candidates.tolist(), steps.tolist(), request.indices[places[firsts]].tolist(), strict=True
+        )
+    }

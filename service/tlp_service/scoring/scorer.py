@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed
+from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
+from tlp_service.scheduling.steps import Steps, finished
 from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.inputs import check_features, empty_inputs, read_inputs
+from tlp_service.scoring.inputs import Inputs, check_features, empty_inputs, inputs_in_steps
 from tlp_service.scoring.network import Device, OnnxNetwork
 from tlp_service.scoring.score_map import map_scores
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
@@ -126,8 +128,32 @@ class Scorer:
             If a candidate is invalid and the request does not ask for errors by candidate, or if
             neither platform nor target decides the network.
         """
+        return finished(self.prepare_in_steps(request))
+
+    def prepare_in_steps(self, request: PredictRequest) -> Steps[Prepared]:
+        """Do what `prepare` does, in steps that each take a bounded time."""
         network = choose_network(self.manifest, request.platform, request.target)
-        inputs = read_inputs(network, request)
+        (inputs,) = yield from inputs_in_steps([(network, request)])
+        return self._prepared(network, request, inputs)
+
+    def prepare_all_in_steps(
+        self, requests: Sequence[PredictRequest]
+    ) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
+        """Do what `prepare` does for many requests, in less time than one by one; what it would raise stands in its place."""
+        found: list[Network | InvalidBody | UnknownName] = []
+        for request in requests:
+            try:
+                found.append(choose_network(self.manifest, request.platform, request.target))
+            except (InvalidBody, UnknownName) as error:
+                found.append(error)
+        asked = [(n, r) for n, r in zip(found, requests, strict=True) if isinstance(n, Network)]
+        inputs = iter((yield from inputs_in_steps(asked)))
+        return [
+            self._prepared(network, request, next(inputs)) if isinstance(network, Network) else network
+            for network, request in zip(found, requests, strict=True)
+        ]
+
+    def _prepared(self, network: Network, request: PredictRequest, inputs: Inputs) -> Prepared:
         errors = dict(request.errors)
         for position, error in inputs.errors.items():
             errors[position] = f"candidates[{position}]{error}"
