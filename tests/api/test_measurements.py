@@ -129,7 +129,9 @@ def test_without_a_stream_nothing_is_acknowledged_and_predict_goes_on(
         assert "the measurement stream cannot be written" in json.loads(answer)["error"]
         assert headers["Retry-After"] == "2"
         assert server.post("/v1/predict", good[0])[1]["scores"] == pytest.approx(good[1])
-        assert server.get("/health/ready")[0] == 503
+        status, answer = server.get("/health/ready")
+        assert (status, json.loads(answer)["measurements"]) == (200, "it cannot be reached")
+        assert server.get("/health/measurements")[0] == 503
         assert server.get("/health/live")[0] == 200
         assert server.get("/metrics")[0] == 200
 
@@ -192,7 +194,7 @@ def test_a_stream_that_dies_is_started_again_with_all_it_kept(tmp_path, linear_v
             return 503 in statuses
 
         until(kill_and_ask)
-        until(lambda: server.get("/health/ready")[0] == 200)
+        until(lambda: server.get("/health/measurements")[0] == 200)
         status, answer = server.post("/v1/measurements", measured_request)
         assert (status, answer["accepted"], answer["duplicates"]) == (200, 0, 3)
         assert "starting it again" in server.log

@@ -163,6 +163,7 @@ class _Server:
         except BaseException:
             self.stop()
             raise
+        self._had_socket = True
         self._child.watch()
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+_REFUSES = "it refuses the user, the password or a command"
 #: Class of an error -> what it means; the first that fits, so a class stands before those that it is derived from.
 _CAUSES: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     OutOfMemoryError: "it is full: it has reached its maxmemory",
@@ -29,7 +30,7 @@ _CAUSES: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     (TimeoutError, asyncio.TimeoutError): "it does not answer",
 }
 #: Beginning of an error of Redis that has a code, such as MISCONF or NOREPLICAS.
-_CODE = re.compile(r"[A-Z]{3,20}(?= )")
+_CODE = re.compile(r"[A-Z]{4,20}(?= )")
 
 
 def cause_of(error: BaseException) -> str:
@@ -39,5 +40,5 @@ def cause_of(error: BaseException) -> str:
             return cause
     if isinstance(error, ResponseError):
         code = _CODE.match(str(error))
-        return f"it answers {code.group()}" if code else "it refuses a command"
+        return f"it answers {code.group()}" if code else _REFUSES
     return "it cannot be reached"
