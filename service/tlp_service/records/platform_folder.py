@@ -175,9 +175,10 @@ class PlatformFolder:
         except FileNotFoundError:  # compacted since it was listed
             raise
         except OSError as error:
-            if error.errno in _OF_THIS_PROCESS:
+            if error.errno is None or error.errno in _OF_THIS_PROCESS:
                 raise
-            self._warn(f"{path} cannot be read and is passed over: {error.strerror}")
+            # Arrow's own text names the file once more.
+            self._warn(f"{path} cannot be read and is passed over: {os.strerror(error.errno)}")
         return None
 
     def _is_damaged(self, path: Path) -> bool:
