@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tlp_client.bounded import BoundedCache, memory_of
-from tlp_client.errors import InvalidInput
+from tlp_client.errors import InvalidInput, InvalidPrimitive
 from tlp_client.primitives import Primitive, read_primitive
 from tlp_client.records import Record, read_primitives
 from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task, canonical_workload_key
@@ -159,7 +159,10 @@ class _PrimitiveReader:
         try:
             return tuple(map(self._piece, pieces))
         except (ValueError, InvalidInput):  # another program wrote it with blanks, or it is none
-            return read_primitives(json.loads(text))
+            steps = json.loads(text)
+            if not isinstance(steps, list):
+                raise InvalidPrimitive("the primitives of a candidate are a list") from None
+            return read_primitives(steps)
 
     def _piece(self, piece: str) -> Primitive:
         known = self._known.get(piece)
