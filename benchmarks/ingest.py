@@ -31,7 +31,7 @@ from load import Bodies, Caller, at_once, milliseconds, quantile
 from serving import start
 
 from tlp_client.wire.measurements import encode_measurements
-from tlp_service.learning.trainer import TRAINED
+from tlp_service.learning.progress import REFUSED, TRAINED
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.records.store import RecordStore
 
@@ -168,7 +168,7 @@ class Trainer:
         """Forget what was learned from, so that all records are new."""
         with redis.Redis.from_url(self._url) as client:
             while not self._is_over.wait(1):
-                client.delete(TRAINED)
+                client.delete(TRAINED, REFUSED)
 
     def end(self):
         self.process.kill()

@@ -13,10 +13,12 @@ from tlp_client.records import RecordParser
 from tlp_service.cli import main
 from tlp_service.errors import BadSettings
 from tlp_service.learning import learn as learn_module
+from tlp_service.learning import progress as progress_module
 from tlp_service.learning import trainer as trainer_module
-from tlp_service.learning.learn import Outcome
 from tlp_service.learning.lease import leased
-from tlp_service.learning.trainer import LEASE, TRAINED, Trainer
+from tlp_service.learning.outcome import Outcome
+from tlp_service.learning.progress import REFUSED, TRAINED, TRYING
+from tlp_service.learning.trainer import LEASE, Trainer
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.records.reader import stored_records
@@ -36,7 +38,7 @@ def url(tmp_path_factory):
 @pytest.fixture
 def client(url):
     with redis.Redis.from_url(url, decode_responses=True) as client:
-        client.delete(LEASE, TRAINED, QUALITY)
+        client.delete(LEASE, TRAINED, REFUSED, TRYING, QUALITY)
         yield client
 
 
@@ -53,7 +55,7 @@ def steps(monkeypatch):
     def learn(store, registry, platforms, may_publish):
         assert may_publish()
         made.append({platform: store.counts()[platform] for platform in platforms})
-        return Outcome(None, False, "made up")
+        return Outcome(None, True, "made up")
 
     monkeypatch.setattr(learn_module, "learn", learn)
     return made
@@ -104,11 +106,13 @@ def test_each_platform_learns_when_enough_was_measured_on_it(
     trainer = trainer_of(url, store, tmp_path)
     for platform, count in (("epyc", 9), ("k80", 10), ("v100", 12)):
         add(store, measured_lines[0], count, platform)
+    # By itself, the one that gains the most first; what comes meanwhile may gain more.
     assert trainer.look()
-    assert steps.pop() == {"k80": 10, "v100": 12}
-    add(store, measured_lines[0], 1, "epyc")
+    add(store, measured_lines[0], 2, "epyc")
     assert trainer.look()
-    assert steps == [{"epyc": 10}]
+    assert trainer.look()
+    assert not trainer.look()
+    assert steps == [{"v100": 12}, {"epyc": 11}, {"k80": 10}]
     trainer.close()
 
 
@@ -169,6 +173,197 @@ def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeyp
     assert made == [1]
     first.close()
     second.close()
+
+
+def learning(monkeypatch, outcome_of):
+    """Let a function of the platform's name stand in for the step; return the names of those that it was asked for."""
+    asked = []
+
+    def learn(store, registry, platforms, may_publish):
+        (platform,) = platforms
+        asked.append(platform)
+        return outcome_of(platform)
+
+    monkeypatch.setattr(learn_module, "learn", learn)
+    return asked
+
+
+@pytest.mark.parametrize("state", ["put off", "unreadable"])
+def test_what_is_not_about_a_platform_is_not_noted(
+    url, client, store, tmp_path, monkeypatch, measured_lines, caplog, state
+):
+    """Kind of fault: progress that is noted before the work is done. The registry is empty for a moment, a file can't be read."""
+    caplog.set_level("INFO", "tlp_service")
+    trainer = trainer_of(url, store, tmp_path)
+    add(store, measured_lines[0], 10)
+    learning(monkeypatch, lambda platform: Outcome(None, False, "no version serves", state))
+    for _ in range(3):
+        assert not trainer.look()
+        assert (client.hgetall(TRAINED), client.hgetall(REFUSED)) == ({}, {})
+    assert sum("no version serves" in r.getMessage() for r in caplog.records) == 1
+    learning(monkeypatch, lambda platform: Outcome("v", True, "better"))
+    assert trainer.look()
+    assert (client.hgetall(TRAINED), client.hgetall(REFUSED)) == ({"epyc": "10"}, {})
+    trainer.close()
+
+
+def test_a_verdict_of_a_trainer_whose_lease_is_lost_is_not_noted(
+    url, client, store, tmp_path, monkeypatch, measured_lines
+):
+    trainer = trainer_of(url, store, tmp_path)
+    for platform in ("a", "b"):
+        add(store, measured_lines[0], 10, platform)
+
+    def lose(platform):
+        client.delete(LEASE)
+        return Outcome(None, False, "worse", "refused")
+
+    asked = learning(monkeypatch, lose)
+    assert not trainer.look()
+    assert (asked, client.hgetall(TRAINED)) == (["a"], {})
+    trainer.close()
+
+
+@pytest.mark.parametrize("state", ["refused", "failed", "judged"])
+def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
+    url, client, store, tmp_path, monkeypatch, measured_lines, state
+):
+    """Kind of fault: one refused item takes the others along. 67 platforms at once, more than a network tells apart."""
+    trainer = trainer_of(url, store, tmp_path, records=4)
+    for n in range(66):
+        add(store, measured_lines[0], 4, f"junk{n:02}")
+    asked = learning(
+        monkeypatch,
+        lambda p: Outcome("v", True, "better") if p == "honest" else Outcome(None, False, "worse", state),
+    )
+    assert trainer.look()
+    add(store, measured_lines[0], 6, "honest")
+    assert trainer.look()
+    assert trainer.look()
+    assert "honest" in asked
+    assert client.hget(TRAINED, "honest") == "6"
+    # Those that were refused have been noted one by one, and no other.
+    assert set(client.hgetall(TRAINED)) == set(asked)
+    assert set(client.hgetall(REFUSED)) == set(asked) - {"honest"}
+    # When all have had their turn, four more records are enough for the honest one alone.
+    while trainer.look():
+        pass
+    assert len(asked) == 67
+    for platform in [f"junk{n:02}" for n in range(66)] + ["honest"]:
+        add(store, measured_lines[0], 4, platform)
+    assert trainer.look()
+    assert asked[67:] == ["honest"]
+    assert not trainer.look()
+    trainer.close()
+
+
+def test_one_platform_that_cannot_be_read_does_not_stop_the_others(
+    url, client, store, tmp_path, monkeypatch, measured_lines, caplog
+):
+    trainer = trainer_of(url, store, tmp_path)
+    for platform in ("a", "b"):
+        add(store, measured_lines[0], 10, platform)
+    read = store.read
+
+    def fails(platform, columns=None):
+        if platform == "a":
+            raise OSError("damaged")
+        return read(platform, columns)
+
+    monkeypatch.setattr(store, "read", fails)
+    asked = learning(monkeypatch, lambda platform: Outcome("v", True, "better"))
+    assert trainer.look()
+    assert (asked, client.hgetall(TRAINED)) == (["b"], {"b": "10"})
+    trainer.close()
+
+
+def test_a_platform_on_which_a_trainer_was_killed_comes_last(
+    url, client, store, tmp_path, monkeypatch, measured_lines
+):
+    """Of records that take more memory than there is, for example."""
+    for platform, count in (("a", 12), ("b", 10)):
+        add(store, measured_lines[0], count, platform)
+
+    def killed(platform):
+        raise SystemExit
+
+    asked = learning(monkeypatch, killed)
+    for _ in range(2):
+        trainer = trainer_of(url, store, tmp_path)
+        with pytest.raises(SystemExit):
+            trainer.look()
+        trainer.close()
+    assert asked == ["a", "b"]
+
+
+def test_rows_that_the_stream_delivered_twice_are_no_new_records(
+    url, client, store, tmp_path, steps, measured_lines
+):
+    """Kind of fault: idempotent in one sink and not in the other."""
+    trainer = trainer_of(url, store, tmp_path)
+    rows = Rows("epyc", Texts())
+    for n in range(10):
+        rows.add(RecordParser().parse(measured_lines[0]), f"{n}".encode(), "worker:w", 0)
+    table = rows.table()
+    store.append([table])
+    assert trainer.look()
+    store.append([table])
+    assert store.counts() == {"epyc": 20}
+    assert not trainer.look()
+    assert (len(steps), client.hget(TRAINED, "epyc")) == (1, "10")
+    add(store, measured_lines[0], 10)
+    assert trainer.look()
+    assert client.hget(TRAINED, "epyc") == "20"
+    trainer.close()
+
+
+def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, measured_lines):
+    """Kind of fault: progress that is read without a look at what it is."""
+    trainer = trainer_of(url, store, tmp_path)
+    add(store, measured_lines[0], 10)
+    client.hset(TRAINED, mapping={"epyc": "many", "k80": "-1", "v100": "9" * 30, "": "\u0663"})
+    client.hset(REFUSED, mapping={"epyc": "1e9"})
+    client.rpush(QUALITY, "no text")
+    assert trainer.look()
+    assert client.hget(TRAINED, "epyc") == "10"
+    for told in (b"[" * 100_000, b'{"platforms": {"epyc": {"v": {"measured": 1}}}}', b"\xff\xfe"):
+        client.delete(QUALITY)
+        client.set(QUALITY, told)
+        add(store, measured_lines[0], 10)
+        assert trainer.look()
+    trainer.close()
+
+
+def test_notes_are_bounded(url, client, store, tmp_path, steps, monkeypatch, measured_lines):
+    """Ten times the bound: those of the platforms with the most records stay."""
+    monkeypatch.setattr(progress_module, "_MAX_PLATFORMS", 4)
+    trainer = trainer_of(url, store, tmp_path, records=1)
+    for n in range(40):
+        add(store, measured_lines[0], n + 1, f"p{n:02}")
+        trainer.look()
+        assert client.hlen(TRAINED) <= 5
+        assert len(trainer._progress._distinct) <= 4
+        assert len(trainer._progress._learned_s) <= 4
+    trainer.look()
+    assert client.hgetall(TRAINED).keys() >= {"p39", "p38"}
+    trainer.close()
+
+
+def test_once_is_for_all_that_are_due(url, client, store, tmp_path, monkeypatch, measured_lines):
+    for platform in ("a", "b", "c"):
+        add(store, measured_lines[0], 10, platform)
+    asked = learning(
+        monkeypatch, lambda p: Outcome(None, False, "worse", "refused" if p == "b" else "judged")
+    )
+    monkeypatch.setenv("TLP_REDIS_URL", url)
+    monkeypatch.setenv("TLP_RECORDS", str(store.folder))
+    monkeypatch.setenv("TLP_REGISTRY", str(tmp_path / "models"))
+    monkeypatch.setenv("TLP_TRAIN_RECORDS", "10")
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    assert main(["trainer", "--once"]) == 0
+    assert asked == ["a", "b", "c"]
+    assert client.hgetall(TRAINED) == {"a": "10", "b": "10", "c": "10"}
 
 
 def test_a_lease_falls_to_the_next_and_the_last_holder_knows(client):

@@ -7,7 +7,6 @@ changes no score of another, to the last bit, and each is judged by itself.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
-from tlp_service.errors import BadRecords
+from tlp_service.errors import BadRecords, BadVersion
 from tlp_service.features.task import platform_column
+from tlp_service.learning.division import TOO_FEW, check_costs, divide
 from tlp_service.learning.gate import HeldBack, Verdict, judge
+from tlp_service.learning.outcome import Outcome, Refusal
 from tlp_service.records.reader import stored_records
-from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
 from tlp_service.training.dataset import (
     ImportReport,
     TrainingSet,
     TrainingTask,
     build_sets,
-    of_platforms,
     valid_records,
 )
 from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task
@@ -41,32 +40,9 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Candidates of a platform that are held back for the gate, of each task the same share, beside the tasks of the test part.
-_HELD_BACK = 400
-#: Least and largest share of its candidates.
-_LEAST_HELD, _MOST_HELD = 0.2, 0.5
 #: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
 _MOST = 50_000
 _SETTINGS = dataclasses.replace(PRESETS["base"].settings, **PRESETS["base"].adapting)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a step of learning came to.
-
-    Parameters
-    ----------
-    version : str or None
-        The version that was made; None if none was.
-    is_accepted : bool
-        Whether it serves now.
-    reason : str
-        Why, or why not.
-    """
-
-    version: str | None
-    is_accepted: bool
-    reason: str
 
 
 def learn(
@@ -79,7 +55,7 @@ def learn(
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
 
     What the gate accepts of the platforms becomes one version. If it accepts none, a version of all is published, and marked rejected with
-    its figures.
+    its figures. A platform that cannot be learned takes no other along.
 
     Parameters
     ----------
@@ -96,32 +72,29 @@ def learn(
     """
     active = registry.journal().active
     if active is None:
-        return Outcome(None, False, "no version serves")
+        return Outcome(None, False, "no version serves", "put off")
+    if registry.manifest(active).model != "base":
+        return Outcome(None, False, f"{active} is no 'base', which alone learns", "put off")
     with registry.checkout(active) as folder, tempfile.TemporaryDirectory() as scratch:
-        before = read_manifest(folder)
-        if before.model != "base":
-            return Outcome(None, False, f"{active} is no 'base', which alone learns")
         files = Path(scratch, "files")
         files.mkdir()
-        step = _Step(folder, before, settings)
         report = ImportReport()
-        try:
-            sets = step.read(store, store.platforms if platforms is None else platforms, report)
-        except BadRecords as error:  # more platforms than a network tells apart
-            return Outcome(None, False, str(error))
-        learned = [
-            step.learn(kind, platform, whole, store.seed, files)
-            for kind, whole in sets.items()
-            for platform in whole.platforms
-        ]
-        made = [found for found in learned if found is not None]
+        step = _Step(folder, read_manifest(folder), settings)
+        made: list[_Learned] = []
+        refusals: list[Refusal] = []
+        for platform in store.platforms if platforms is None else platforms:
+            try:
+                made += step.learn(store, platform, report, files)
+            except Refusal as refusal:
+                log.info("%s is not learned: %s", platform, refusal)
+                refusals.append(refusal)
         if not made:
-            fault = "too few records of any task to learn from some and hold others back"
-            return Outcome(None, False, fault)
+            last = refusals[-1] if refusals else Refusal("refused", TOO_FEW)
+            return Outcome(None, False, str(last), last.state)
         accepted = [found for found in made if found.verdict.is_accepted]
         written = step.write(accepted or made, made, report, files, Path(scratch, "version"))
         if not may_publish():
-            return Outcome(None, False, "another trainer's turn came before this one was done")
+            return Outcome(None, False, "another trainer's turn came before this one was done", "put off")
         return _publish(registry, active, written, made)
 
 
@@ -138,13 +111,14 @@ def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Lear
     version = folder.name
     if version == active:
         return Outcome(None, False, "nothing was learned")
-    registry.publish(folder)
     # What was accepted is told first: it is why the version serves.
     told = sorted(made, key=lambda found: not found.verdict.is_accepted)
     reason = "; ".join(found.verdict.reason for found in told)
     is_accepted = told[0].verdict.is_accepted
-    if is_accepted and registry.journal().active != active:
-        is_accepted, reason = False, "another version began to serve while it was trained"
+    if registry.journal().active != active:
+        # The verdict is about a version that no longer serves: neither it nor a mark of it would mean anything.
+        return Outcome(None, False, "another version began to serve while it was trained", "put off")
+    registry.publish(folder)
     if is_accepted:
         registry.activate(version, by="trainer", reason=reason)
     else:
@@ -180,28 +154,53 @@ class _Step:
         self._settings = settings
         self._preset: Preset = PRESETS[before.model]
 
-    def read(
-        self, store: RecordStore, platforms: Sequence[str], report: ImportReport
-    ) -> dict[PlatformKind, TrainingSet]:
-        """Return the records of platforms, of the kinds that the version has a network for.
+    def learn(self, store: RecordStore, platform: str, report: ImportReport, folder: Path) -> list[_Learned]:
+        """Train a platform's network of each kind that it has records of, and judge it; the files go into a folder.
 
         Raises
         ------
-        BadRecords
-            If there are more platforms than a network tells apart.
+        Refusal
+            If there is nothing to judge.
+        OSError, BadVersion
+            If the disk is full, or the serving version cannot be continued: that is not about the platform.
         """
-        kinds = [n.platform_kind for n in self._before.networks if n.serves is None]
-        encoders = {kind: self._preset.encoder(kind, self._before.numbered(kind)) for kind in kinds}
-        records = valid_records(stored_records(store, platforms, _MOST), report)
-        return build_sets(records, encoders, report)
+        sets = self._read(store, platform, report)
+        divided = {kind: divide(whole, store.seed) for kind, whole in sets.items()}
+        divided = {kind: parts for kind, parts in divided.items() if all(part.tasks for part in parts)}
+        if not divided:
+            raise Refusal("refused", TOO_FEW)
+        try:
+            return [self._learn(kind, platform, *parts, folder) for kind, parts in divided.items()]
+        except (OSError, BadVersion):
+            raise
+        except Exception as error:
+            log.exception("training on %s failed", platform)
+            raise Refusal("failed", f"training failed: {error}") from None
 
-    def learn(
-        self, kind: PlatformKind, platform: str, whole: TrainingSet, seed: int, folder: Path
-    ) -> _Learned | None:
-        """Train a platform's network and judge it, or return None where too little was measured; its files go into a folder."""
-        learned, held = _divided(of_platforms(whole, {platform}), seed)
-        if not learned.tasks or not held.tasks:
-            return None
+    def _read(
+        self, store: RecordStore, platform: str, report: ImportReport
+    ) -> dict[PlatformKind, TrainingSet]:
+        """Return the records of a platform, of the kinds that the version has a network for."""
+        try:
+            records = list(valid_records(stored_records(store, [platform], _MOST), report))
+        except (OSError, BadRecords) as error:
+            raise Refusal("unreadable", f"its records cannot be read: {error}") from None
+        check_costs([record for _, record in records])
+        encoders = {}
+        for kind in (n.platform_kind for n in self._before.networks if n.serves is None):
+            source = self._before.serving(kind, platform)
+            assert source is not None, "at least the one of the kind"
+            # The numbers of the network that it begins as, and one for itself. What others have learned in networks of their own needs none.
+            encoders[kind] = self._preset.encoder(kind, source.platforms)
+        try:
+            return build_sets(records, encoders, report)
+        except BadRecords as error:
+            reason = f"{error}: no number is left for {platform}; 'tlp train' can make a version of fewer"
+            raise Refusal("refused", reason) from None
+
+    def _learn(
+        self, kind: PlatformKind, platform: str, learned: TrainingSet, held: TrainingSet, folder: Path
+    ) -> _Learned:
         source = self._before.serving(kind, platform)
         assert source is not None, "of other kinds nothing is read"
         nothing = dataclasses.replace(learned, tasks=())
@@ -252,10 +251,14 @@ class _Step:
             "records": dict(report.counts),
             "settings": dataclasses.asdict(self._settings),
             # Of the other platforms those of earlier steps hold: their networks are the same.
-            "gate": self._before.training.get("gate", {}) | gate,
+            "gate": _mapping(self._before.training.get("gate")) | gate,
             "verdict": {found.platform: found.verdict.reason for found in made},
         }
         return write_version(folder, Manifest.of_now(self._before.model, networks, training), of_files)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _scored(
@@ -267,26 +270,3 @@ def _scored(
 ) -> HeldBack:
     scores = predict_task(serving.eval(), known, task), predict_task(candidate.eval(), table, task)
     return HeldBack(task.platform, task.workload, task.costs, *scores)
-
-
-def _divided(whole: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Return what is learned from and what is held back: all of the test part's tasks, and some candidates of each of the others.
-
-    Of few candidates half are held back: what is learned from the others is little, and only many can show that it is better.
-    """
-    share = min(_MOST_HELD, max(_LEAST_HELD, _HELD_BACK / max(1, whole.candidates)))
-    learned: list[TrainingTask] = []
-    held: list[TrainingTask] = []
-    for task in whole.tasks:
-        is_held = np.ones(len(task.costs), dtype=bool)
-        if part_of(task.workload, seed) != "test":
-            is_held = np.array([_digest(values) < share for values in task.values])
-        for found, rows, failed in ((learned, ~is_held, task.failed), (held, is_held, task.failed[:0])):
-            if rows.sum() > 1:
-                found.append(dataclasses.replace(task.some(np.flatnonzero(rows)), failed=failed))
-    return dataclasses.replace(whole, tasks=tuple(learned)), dataclasses.replace(whole, tasks=tuple(held))
-
-
-def _digest(values: npt.NDArray[np.float16]) -> float:
-    """Return a number in [0, 1) that is drawn by what the network reads: candidates that are alike to it are on one side."""
-    return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "big") / 2**64

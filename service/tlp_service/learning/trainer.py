@@ -7,7 +7,6 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -15,9 +14,10 @@ from redis.exceptions import RedisError
 
 from tlp_service.errors import BadSettings, ServiceFault
 from tlp_service.learning.beginning import begin
-from tlp_service.learning.lease import leased
-from tlp_service.measurements.stream import QUALITY
-from tlp_service.quality_metrics import decode_quality
+from tlp_service.learning.lease import Lease, leased
+from tlp_service.learning.outcome import Outcome
+from tlp_service.learning.progress import Progress
+from tlp_service.learning.turns import Standing
 from tlp_service.records.store import RecordStore
 from tlp_service.redis_url import connect
 from tlp_service.settings import Settings
@@ -26,16 +26,21 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Who trains, and platform -> how many records there were when it last learned.
-LEASE, TRAINED = "{tlp}:trainer", "{tlp}:trained"
+#: Who trains.
+LEASE = "{tlp}:trainer"
 #: Seconds between two looks at the store.
 _LOOK_S = 5.0
 #: Behind whoever scores, but not for good: where workers keep all cores busy, it has to get on, too.
 _NICENESS = 5
+#: Platforms of one look; what cannot be learned from is seen at its records, which takes seconds instead of a minute.
+_MAX_LOOKED_AT = 16
 
 
 class Trainer:
     """Makes a step of learning for the platforms on which enough was measured since their last one.
+
+    Each platform learns by itself, the one that gains the most first, and a look ends after one was trained on: what came meanwhile may gain
+    more. A platform is noted as learned when its verdict is written, and not where the reason has nothing to do with it.
 
     Parameters
     ----------
@@ -46,9 +51,10 @@ class Trainer:
     registry : Registry
         Where versions go.
     records : int
-        New records at which a platform learns; a quarter is enough where the serving version's error drifts.
+        New records at which a platform learns; a quarter is enough where the serving version's error drifts. After each refusal in a
+        row twice as many are needed.
     seconds : float
-        Seconds after the last step at which all platforms with new records learn.
+        Seconds after its last step at which a platform with any new records learns.
     threads : int
         Threads that it computes with.
     """
@@ -60,46 +66,43 @@ class Trainer:
         self._client: Any = connect(url, timeout_s=10, encoding_errors="replace")
         self._store = store
         self._registry = registry
-        self._records = records
-        self._seconds = seconds
         self._threads = threads
-        self._began_s = time.monotonic()
+        self._progress = Progress(self._client, store, records, seconds)
+        self._put_off = ""
 
-    def look(self) -> bool:
-        """Make a step if a platform is due and no other trainer is at it; return whether one was made.
+    def look(self, max_trained: int | None = 1) -> bool:
+        """Make a step if a platform is due and no other trainer is at it; return whether a verdict was written.
+
+        Parameters
+        ----------
+        max_trained : int or None
+            Platforms that are trained on at most; None for all that are due.
 
         Raises
         ------
         RedisError, OSError
             If Redis, store or registry cannot be reached.
         """
-        counts = self._store.counts()
-        if not self._due(counts):
+        if not self._progress.due():
             return False
         with leased(self._client, LEASE) as lease:
-            if lease is None or not (due := self._due(counts)):  # another one was faster
+            if lease is None:  # another one was faster
                 return False
-            # Here, since it brings torch: until the first step this process is small.
-            import torch
-
-            from tlp_service.learning import learn
-
-            torch.set_num_threads(self._threads)
-            started = time.monotonic()
-            outcome = learn.learn(self._store, self._registry, due, may_publish=lease.is_held)
-            log.info(
-                "%s (%s; %.0f s): %s",
-                outcome.version or "no version",
-                ", ".join(f"{platform}: {counts[platform]} records" for platform in due),
-                time.monotonic() - started,
-                outcome.reason,
-            )
-            if lease.is_held():
-                self._client.hset(TRAINED, mapping={platform: counts[platform] for platform in due})
-        self._began_s = time.monotonic()
-        if outcome.is_accepted:
-            tell(self._url, outcome.version)
-        return True
+            written, trained = 0, 0
+            for seeming in self._progress.due()[: None if max_trained is None else _MAX_LOOKED_AT]:
+                standing = self._progress.is_due(seeming)
+                if standing is None:
+                    continue
+                outcome = self._step(standing, lease)
+                if outcome.state == "put off" or not lease.is_held():
+                    break
+                if outcome.is_verdict:
+                    self._progress.note(standing, outcome.is_accepted)
+                    written += 1
+                trained += outcome.is_trained
+                if trained == max_trained:
+                    break
+        return written > 0
 
     def run(self, is_stopping: threading.Event) -> None:
         """Look again and again until an event is set; what cannot be reached is tried again."""
@@ -113,28 +116,32 @@ class Trainer:
         """Close the connection."""
         self._client.close()
 
-    def _due(self, counts: Mapping[str, int]) -> list[str]:
-        """Return the platforms that are to learn now."""
-        trained = {platform: int(count) for platform, count in self._client.hgetall(TRAINED).items()}
-        # Rows that stood in two files were counted twice, until these were made one.
-        if fewer := {p: counts[p] for p in trained.keys() & counts.keys() if counts[p] < trained[p]}:
-            self._client.hset(TRAINED, mapping=fewer)
-        new = {p: max(0, count - trained.get(p, 0)) for p, count in counts.items()}
-        if time.monotonic() - self._began_s >= self._seconds:
-            return [platform for platform in new if new[platform] > 0]
-        drifting = self._drifting()
-        needed = {platform: self._records // (4 if platform in drifting else 1) for platform in new}
-        return [platform for platform in new if new[platform] >= max(1, needed[platform])]
+    def _step(self, standing: Standing, lease: Lease) -> Outcome:
+        """Let a platform learn, and return what came of it."""
+        # Here, since it brings torch: until the first step this process is small.
+        import torch
 
-    def _drifting(self) -> set[str]:
-        """Return the platforms on which the serving version orders what comes in worse than it did at the gate."""
-        told = self._client.get(QUALITY)
-        platforms = decode_quality(None if told is None else told.encode())["platforms"]
-        return {
-            platform
-            for platform, versions in platforms.items()
-            if any(figures["serving"] and figures.get("drifting") for figures in versions.values())
-        }
+        from tlp_service.learning import learn
+
+        torch.set_num_threads(self._threads)
+        started = time.monotonic()
+        self._progress.begin(standing)
+        outcome = learn.learn(self._store, self._registry, [standing.platform], may_publish=lease.is_held)
+        self._progress.end(standing, outcome.is_trained)
+        # What is put off is tried again every few seconds, and said once.
+        if outcome.is_verdict or outcome.reason != self._put_off:
+            log.info(
+                "%s (%s: %d records; %.0f s): %s",
+                outcome.version or "no version",
+                standing.platform,
+                standing.records,
+                time.monotonic() - started,
+                outcome.reason,
+            )
+        self._put_off = "" if outcome.is_verdict else outcome.reason
+        if outcome.is_accepted:
+            tell(self._url, outcome.version)
+        return outcome
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -167,7 +174,7 @@ def run_trainer(settings: Settings, once: bool) -> int:
     try:
         if not once:
             trainer.run(threading.Event())
-        elif not trainer.look():
+        elif not trainer.look(max_trained=None):
             log.info("nothing is to be learned: too little is new, or another trainer is at it")
     except RedisError as error:  # `run` goes on
         raise BadSettings(f"TLP_REDIS_URL: {error}") from None

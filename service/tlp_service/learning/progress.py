@@ -1,0 +1,159 @@
+"""What the trainer has learned of which platform, and so which is due: counts in Redis, beside those of the record store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from tlp_service.learning.turns import Standing, in_turn
+from tlp_service.measurements.stream import QUALITY
+from tlp_service.quality_metrics import decode_quality
+from tlp_service.records.store import RecordStore
+
+log = logging.getLogger(__name__)
+
+#: Platform -> how many records there were when a verdict on it was last written; platform -> refusals in a row; the one that is trained on.
+TRAINED, REFUSED, TRYING = "{tlp}:trained", "{tlp}:refused", "{tlp}:trying"
+#: Platforms that can learn, those with the most records; whoever sends measurements names platforms.
+_MAX_PLATFORMS = 4096
+
+
+class Progress:
+    """How each platform of a record store stands.
+
+    Parameters
+    ----------
+    client : Redis
+        Of the server that keeps the counts; it decodes answers.
+    store : RecordStore
+        What is learned from.
+    records : int
+        New records at which a platform learns, see `Standing.is_due`.
+    seconds : float
+        Seconds after its last step at which a platform with any new records learns.
+    clock : callable
+        Returns seconds, as `time.monotonic` does.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        store: RecordStore,
+        records: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._records = records
+        self._seconds = seconds
+        self._clock = clock
+        self._began_s = clock()
+        # Of platforms of the store: rows of its files; when it last learned; rows -> distinct records, where these were counted.
+        self._rows: dict[str, int] = {}
+        self._learned_s: dict[str, float] = {}
+        self._distinct: dict[str, tuple[int, int]] = {}
+        self._newcomers_first = True
+
+    def due(self) -> list[Standing]:
+        """Return the platforms that are to learn now, the first of them first."""
+        counts = self._counts()
+        trained, refused = self._noted(TRAINED, counts), self._noted(REFUSED, counts)
+        # Rows that stood in two files were counted twice, until these were made one.
+        if fewer := {p: counts[p] for p in trained if counts[p] < trained[p]}:
+            self._client.hset(TRAINED, mapping=fewer)
+            trained |= fewer
+        drifting, now_s = self._drifting(), self._clock()
+        standings = (
+            Standing(
+                platform,
+                count,
+                trained.get(platform, 0),
+                refused.get(platform, 0),
+                platform in drifting,
+                now_s - self._learned_s.get(platform, self._began_s) >= self._seconds,
+            )
+            for platform, count in counts.items()
+        )
+        due = in_turn(standings, self._records, self._newcomers_first)
+        # A trainer that was killed while it learned this one may be again; then the others have learned, at least.
+        left = self._client.get(TRYING) if due else None
+        return sorted(due, key=lambda standing: standing.platform == left)
+
+    def is_due(self, standing: Standing) -> Standing | None:
+        """Return how a platform that seems due stands by its distinct records; None where it is not due.
+
+        Until files are made one, a row that the stream delivered twice stands in two of them. It is no new record.
+        """
+        rows = self._rows[standing.platform]
+        if self._distinct.get(standing.platform, (None, 0))[0] != rows:
+            try:
+                self._distinct[standing.platform] = rows, len(self._store.read(standing.platform, ["id"]))
+            except OSError as error:  # the other platforms go on
+                log.warning("%s is not learned now: its records cannot be read: %s", standing.platform, error)
+                return None
+        exact = standing.with_records(self._distinct[standing.platform][1])
+        return exact if exact.is_due(self._records) else None
+
+    def begin(self, standing: Standing) -> None:
+        """Note that a platform is about to be learned."""
+        self._client.set(TRYING, standing.platform)
+
+    def end(self, standing: Standing, is_trained: bool) -> None:
+        """Note that it is not any more, with whatever outcome."""
+        self._client.delete(TRYING)
+        if is_trained:
+            self._newcomers_first = standing.trained > 0
+
+    def note(self, standing: Standing, is_accepted: bool) -> None:
+        """Note that the verdict on a platform is written."""
+        with self._client.pipeline(transaction=True) as pipeline:
+            pipeline.hset(TRAINED, standing.platform, standing.records)
+            if is_accepted:
+                pipeline.hdel(REFUSED, standing.platform)
+            else:
+                pipeline.hset(REFUSED, standing.platform, standing.refusals + 1)
+            pipeline.execute()
+        self._learned_s[standing.platform] = self._clock()
+
+    def _noted(self, key: str, counts: Mapping[str, int]) -> dict[str, int]:
+        """Return the numbers of platforms under a key; those that are not counted are deleted where there are too many."""
+        noted = {platform: _number(text) for platform, text in self._client.hgetall(key).items()}
+        if len(noted) > _MAX_PLATFORMS:
+            self._client.hdel(key, *(noted.keys() - counts.keys()))
+        return {platform: number for platform, number in noted.items() if platform in counts}
+
+    def _counts(self) -> dict[str, int]:
+        """Return platform -> records, of those with the most; distinct ones where that is known."""
+        rows = self._store.counts()
+        if len(rows) > _MAX_PLATFORMS:
+            rows = dict(sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:_MAX_PLATFORMS])
+        self._rows = rows
+        for platform in self._learned_s.keys() - rows.keys():
+            del self._learned_s[platform]
+        for platform in self._distinct.keys() - rows.keys():
+            del self._distinct[platform]
+        known = {p: distinct for p, (of_rows, distinct) in self._distinct.items() if of_rows == rows[p]}
+        return rows | known
+
+    def _drifting(self) -> set[str]:
+        """Return the platforms on which the serving version orders what comes in worse than it did at the gate."""
+        try:
+            told = self._client.get(QUALITY)
+        except ResponseError:  # something else stands there
+            return set()
+        platforms = decode_quality(None if told is None else told.encode())["platforms"]
+        return {
+            platform
+            for platform, versions in platforms.items()
+            if any(figures["serving"] and figures.get("drifting") for figures in versions.values())
+        }
+
+
+def _number(text: str) -> int:
+    """Return a count that a trainer noted; 0 for what is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
