@@ -99,7 +99,12 @@ def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
         b"\xff",
         b'{"platforms": {"x": {"v": {"serving": 1}}}}',
         b'{"platforms": {}, "time": "now"}',
+        b'{"platforms": {}, "time": %s}' % (b"1" * 310),
+        b'{"platforms": {"x": {"v": {"serving": true, "measured": %s}}}}' % (b"1" * 310),
+        b'{"platforms": {"x": {"v": {"serving": true, "measured": 1, "top1_regret": %s}}}}' % (b"1" * 310),
+        b'{"platforms": {"x": {"v": {"serving": true, "measured": 1, "rounds": %s}}}}' % (b"1" * 5000),
     ],
+    ids=lambda told: told[:40].decode(errors="replace") + f"... {len(told)} bytes",
 )
 def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
     with (

@@ -47,6 +47,20 @@ OUTCOMES = {
     "200 with too few scores": scores_answer(0.5),
     "200 with NaN": HttpAnswer(200, {}, scores_answer(*[0.5] * 8).body.replace(b"0.5", b"NaN", 1)),
     "200 with no valid candidate": scores_answer(*[None] * 8),
+    "200 with a score of 310 digits": scores_answer(*[0.5] * 7, 10**309),
+    "200 with a score beyond 32 bits": scores_answer(*[0.5] * 7, 1e39),
+    "200 of another format": HttpAnswer(200, {}, b'{"format": 2, "values": []}'),
+    **{
+        f"{status} {code}": HttpAnswer(status, {}, b'{"error": "refused", "code": "%s"}' % code.encode())
+        for status, code in (
+            (422, "unknown_format"),
+            (422, "unknown_field"),
+            (400, "unsupported"),
+            (422, "a_code_of_a_later_server"),
+            (404, "a_code_of_a_later_server"),
+            (418, "a_code_of_a_later_server"),
+        )
+    },
     **{
         str(status): HttpAnswer(status, {}, b'{"error": "refused", "code": ""}')
         for status in (400, 401, 404, 409, 413, 422, 429, 500, 503, 504)
@@ -68,6 +82,16 @@ def test_whatever_the_service_answers_there_are_scores_and_one_warning(task, sta
     assert model.counts.fallbacks == 3
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING and "falling back" in r.message]
     assert len(warnings) == 1
+
+
+def test_the_warning_names_a_server_of_another_format_and_what_to_do(task, states, caplog):
+    error = b'{"error": "format: this is wire format 2, not 1", "code": "unknown_format"}'
+    model = model_over(Always(HttpAnswer(422, {}, error)))
+    assert_scores(model.predict(task, states[:8]), 8)
+    model.outbox.close()
+    (warning,) = [r.getMessage() for r in caplog.records if "falling back" in r.message]
+    assert "422: format: this is wire format 2, not 1" in warning
+    assert "update the older one" in warning
 
 
 def serve_once(behave):
