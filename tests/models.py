@@ -1,8 +1,10 @@
 """A model version whose scores can be computed by hand: raw = the sum of one column of all rows, times a factor."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -54,10 +56,84 @@ def write_linear_onnx(path: Path, row_width: int, factor: float) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
 
 
+def _before_encoded(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> None:
+    """Put nodes between the encoding of rows, which is called ``plain`` now, and the output ``encoded``."""
+    model.graph.node[0].output[0] = "plain"
+    for place, node in enumerate(nodes, 1):
+        model.graph.node.insert(place, node)
+
+
+def _add_constant(model: onnx.ModelProto, name: str, value: npt.NDArray[np.generic]) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(value, name))
+
+
+def _loop(steps: str) -> onnx.NodeProto:
+    """Return a loop that does nothing to the encoding, as often as a tensor says."""
+
+    def value(name, kind, *shape):
+        return helper.make_tensor_value_info(name, kind, list(shape))
+
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["goes_on"], ["still_goes_on"]),
+            helper.make_node("Identity", ["before"], ["after"]),
+        ],
+        "body",
+        [
+            value("number", TensorProto.INT64),
+            value("goes_on", TensorProto.BOOL),
+            value("before", TensorProto.FLOAT, "new", 1),
+        ],
+        [value("still_goes_on", TensorProto.BOOL), value("after", TensorProto.FLOAT, "new", 1)],
+    )
+    return helper.make_node("Loop", [steps, "", "plain"], ["encoded"], body=body)
+
+
+def endless(model: onnx.ModelProto) -> None:
+    """Have a network never return."""
+    _add_constant(model, "steps", np.array(2**62, dtype=np.int64))
+    _before_encoded(model, _loop("steps"))
+
+
+def endless_from(total: float) -> Callable[[onnx.ModelProto], None]:
+    """Return what has a network never return where the numbers of its rows add up to so much."""
+
+    def spoil(model: onnx.ModelProto) -> None:
+        _add_constant(model, "unit", np.array(total, dtype=np.float32))
+        _add_constant(model, "many", np.array(1e15, dtype=np.float32))
+        _before_encoded(
+            model,
+            helper.make_node("ReduceSum", ["rows"], ["sum"], keepdims=0),
+            helper.make_node("Abs", ["sum"], ["total"]),
+            helper.make_node("Div", ["total", "unit"], ["units"]),
+            helper.make_node("Floor", ["units"], ["whole_units"]),
+            helper.make_node("Mul", ["whole_units", "many"], ["real_steps"]),
+            helper.make_node("Cast", ["real_steps"], ["steps"], to=TensorProto.INT64),
+            _loop("steps"),
+        )
+
+    return spoil
+
+
+def enormous(model: onnx.ModelProto) -> None:
+    """Have a network take 8 GiB, and score as before."""
+    _add_constant(model, "size", np.array([2**31], dtype=np.int64))
+    _before_encoded(
+        model,
+        helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+        helper.make_node("ReduceMax", ["zeros"], ["zero"], keepdims=0),
+        helper.make_node("Add", ["plain", "zero"], ["encoded"]),
+    )
+
+
 def write_linear_version(
-    folder: Path, factor: float = 1.0, platforms: dict[str, list[str]] | None = None, scale: float = 1.0
+    folder: Path,
+    factor: float = 1.0,
+    platforms: dict[str, list[str]] | None = None,
+    scale: float = 1.0,
+    spoil: Callable[[onnx.ModelProto], None] = lambda model: None,
 ) -> Path:
-    """Write a version that scores the sum of the stages, with center 0, for both platform kinds."""
+    """Write a version that scores the sum of the stages, with center 0, for both platform kinds; `spoil` changes its networks."""
     platforms = platforms or {"cpu": ["epyc"], "gpu": ["k80", "v100"]}
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -66,6 +142,9 @@ def write_linear_version(
         features = PUBLISHED[kind]
         path = scratch / f"{kind}.onnx"
         write_linear_onnx(path, features.width, factor)
+        model = onnx.load(path)
+        spoil(model)
+        onnx.save(model, path)
         files[path.name] = path
         networks.append(
             Network(

@@ -122,7 +122,7 @@ class Child:
             stderr=self._output,
             env=self._environment,
             pass_fds=self._keep,
-            preexec_fn=partial(_die_with_parent, os.getpid()),  # noqa: PLW1509  two system calls: safe beside threads
+            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  two system calls: safe beside threads
             start_new_session=True,  # Ctrl-C is for the server, which stops its children last
         )
 
@@ -147,9 +147,9 @@ class Child:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Ask Linux to end this child with its parent, so that kill -9 of the server leaves none behind."""
+def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """Ask Linux to end this child with its parent by a signal, so that kill -9 of the server leaves none behind."""
     if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # which died before it could be asked
             os._exit(1)

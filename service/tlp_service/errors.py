@@ -103,15 +103,17 @@ class NotAllowed(ApiError):
 
 
 class UnknownName(ApiError):
-    """A version or platform that this server does not have."""
+    """A version or platform that this server does not have; `version` is set where a request asks to be scored by it."""
 
     status, code = 404, "unknown"
+    version: str | None = None
 
 
 class VersionGone(ApiError):
     """A version that served once and is no longer loaded."""
 
     status, code = 409, "version_gone"
+    version: str | None = None
 
 
 class VersionRefused(ApiError):

@@ -92,6 +92,12 @@ class Metrics:
         self.failed_loads = Counter(
             "tlp_version_failed_loads", "Versions that could not be loaded.", registry=registry
         )
+        self.registry_reachable = Gauge(
+            "tlp_registry_reachable",
+            "1 while the registry can be read and names a version; 0 while what is loaded serves on without it.",
+            registry=registry,
+        )
+        self.registry_reachable.set(1)
         self.provider = Gauge(
             "tlp_execution_provider",
             "1 for the provider that runs the network.",

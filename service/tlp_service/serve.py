@@ -11,8 +11,8 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
-from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -31,7 +31,7 @@ from tlp_service.scheduling.give_way import GiveWay
 from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.first import load_first
 from tlp_service.scoring.follower import Follower
-from tlp_service.scoring.scorer import Scorer
+from tlp_service.scoring.loader import VersionLoader
 from tlp_service.scoring.versions import Versions
 from tlp_service.settings import Settings
 from tlp_service.versions.registry import Registry
@@ -101,7 +101,21 @@ def serve(settings: Settings) -> int:
             timeout_graceful_shutdown=GRACE_S,
         )
         _run(_Server(config, engine, connections), listener)
+    _leave_stuck_threads()
     return 0
+
+
+def _leave_stuck_threads() -> None:
+    """End the process here if a thread of ours hangs in native code: it would crash while the interpreter is torn down."""
+    stuck = [
+        t.name for t in threading.enumerate() if t.name.startswith(("tlp-versions", "tlp-score", "tlp-read"))
+    ]
+    if not stuck:
+        return
+    log.error("stopped, but for what never ends: %s", ", ".join(stuck))
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _wants_trainer(settings: Settings) -> bool:
@@ -158,8 +172,10 @@ def start_engine(settings: Settings) -> Engine:
     )
     follower = None
     if settings.model is None:
-        load = partial(Scorer, device=settings.device, threads=calibration.threads)
-        follower = Follower(registry, versions, load, settings.kept_versions, settings.registry_poll_s)
+        load = VersionLoader(settings.device, calibration.threads)
+        follower = Follower(
+            registry, versions, load, settings.kept_versions, settings.registry_poll_s, load.stop
+        )
     executor = Executor(queue, calibration.executors, calibration.chunk)
     readers, heavy_readers = _start_reader(), _start_reader()
     # A search waits for its scores; for an acknowledgement nobody does.

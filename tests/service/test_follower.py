@@ -1,12 +1,14 @@
+import asyncio
 import gc
 import threading
+import time
 import weakref
 
 import pytest
 from models import write_linear_version
 from serving import HANG_S
 
-from tlp_service.errors import UnknownName, VersionGone
+from tlp_service.errors import NotReady, UnknownName, VersionGone
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.follower import Follower
 from tlp_service.scoring.scorer import Scorer
@@ -30,15 +32,22 @@ def names(tmp_path, registry):
     return names
 
 
+#: Seconds after which a test hangs.
+HANG_S = 120
+
+
 class Loader:
-    """Loads versions, and fails as told."""
+    """Loads versions, while its gate is open, and fails as told."""
 
     def __init__(self):
         self.asked = []
         self.error = None
+        self.gate = threading.Event()
+        self.gate.set()
 
     def __call__(self, folder):
         self.asked.append(folder.name)
+        assert self.gate.wait(HANG_S)
         if self.error is not None:
             raise self.error
         return Scorer(folder)
@@ -166,3 +175,179 @@ def test_the_series_of_the_metrics_are_those_of_loaded_versions():
 
     assert samples(metrics.model) == {("base", "c"): 1, ("base", "b"): 0}
     assert samples(metrics.candidates) == {("cpu", "other"): 4, ("gpu", "c"): 5}
+
+
+@pytest.fixture
+def following(follower, loader):
+    """The follower in its thread, which finds nothing by itself for half a minute."""
+    follower.start(Metrics())
+    yield follower
+    loader.gate.set()
+    follower.stop()
+
+
+async def until(condition):
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_a_version_that_is_not_loaded_yet_is_waited_for(registry, names, versions, following, loader):
+    loader.gate.clear()
+    registry.activate(names[1], "test")
+    waiting = [asyncio.create_task(following.wait_for(names[1], HANG_S)) for _ in range(3)]
+    await until(lambda: loader.asked == [names[1]])  # the request's look, for the poll is far
+    assert not any(task.done() for task in waiting)
+    assert not versions.has(names[1])
+    loader.gate.set()
+    assert await asyncio.gather(*waiting) == [True] * 3
+    assert versions.has(names[1])
+    assert await following.wait_for(names[1], HANG_S)
+
+
+@pytest.mark.anyio
+async def test_a_version_whose_loading_fails_is_waited_for_no_longer(registry, names, following, loader):
+    loader.gate.clear()
+    loader.error = RuntimeError("broken")
+    registry.activate(names[1], "test")
+    waiting = asyncio.create_task(following.wait_for(names[1], HANG_S))
+    await until(lambda: loader.asked == [names[1]])
+    loader.gate.set()
+    assert not await waiting
+    assert not await following.wait_for(names[1], HANG_S)  # it is marked
+    assert loader.asked == [names[1]]
+
+
+@pytest.mark.anyio
+async def test_a_version_that_fails_and_cannot_be_marked_is_not_waited_for(
+    registry, names, following, loader, monkeypatch
+):
+    registry.activate(names[1], "test")
+    loader.error = RuntimeError("broken")
+
+    def refuse(*_):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(registry._place, "change", refuse)
+    assert not await following.wait_for(names[1], HANG_S)
+    assert not await following.wait_for(names[1], HANG_S)
+    assert loader.asked == [names[1]]
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_a_version_has_a_deadline(registry, names, following, loader):
+    loader.gate.clear()
+    registry.activate(names[1], "test")
+    with pytest.raises(TimeoutError):
+        await following.wait_for(names[1], 0.01)
+    assert not following._arrivals._listeners
+
+
+@pytest.mark.anyio
+async def test_a_stop_sends_away_who_waits_for_a_version(registry, names, following, loader):
+    loader.gate.clear()
+    registry.activate(names[1], "test")
+    waiting = asyncio.create_task(following.wait_for(names[1], HANG_S))
+    await until(lambda: loader.asked)
+    following.drain()
+    with pytest.raises(NotReady, match="stopping"):
+        await waiting
+
+
+@pytest.mark.anyio
+async def test_versions_that_nobody_knows_are_refused_with_few_looks_at_the_registry(
+    registry, names, following, loader, monkeypatch
+):
+    looks = []
+    journal = registry.journal
+    monkeypatch.setattr(registry, "journal", lambda: looks.append(None) or journal())
+    for _ in range(3):
+        waits = [following.wait_for(f"base-{number:012x}", HANG_S) for number in range(1000)]
+        waits.append(following.wait_for(names[2], HANG_S))  # published, and never active
+        assert not any(await asyncio.gather(*waits))
+    assert len(looks) <= 3 * 2 + 2  # and those of the thread at its start
+    assert loader.asked == []
+
+
+@pytest.mark.anyio
+async def test_a_look_that_began_before_the_request_is_not_enough(registry, names, following, monkeypatch):
+    """A version that is activated while the registry is looked at for another request is not missed."""
+    journal, is_reading, may_end = registry.journal, threading.Event(), threading.Event()
+
+    def slow():
+        read = journal()
+        is_reading.set()
+        assert may_end.wait(HANG_S)
+        return read
+
+    monkeypatch.setattr(registry, "journal", slow)
+    junk = asyncio.create_task(following.wait_for("base-000000000000", HANG_S))
+    await until(is_reading.is_set)
+    monkeypatch.setattr(registry, "journal", journal)
+    registry.activate(names[1], "test")
+    waiting = asyncio.create_task(following.wait_for(names[1], HANG_S))
+    may_end.set()
+    assert not await junk
+    assert await waiting
+
+
+@pytest.mark.anyio
+async def test_the_active_version_is_loaded_before_earlier_ones(registry, names, versions, loader, tmp_path):
+    fourth = registry.publish(write_linear_version(tmp_path / "fourth", 4.0))
+    for name in (names[2], names[1], names[0]):
+        registry.activate(name, "test")
+    following = Follower(registry, versions, loader, kept=3, poll_s=30)
+    loader.gate.clear()
+    following.start(Metrics())
+    try:
+        await until(lambda: loader.asked == [names[1]])  # kept for earlier rounds
+        kept = asyncio.create_task(following.wait_for(names[2], HANG_S))
+        registry.activate(fourth, "test")
+        active = asyncio.create_task(following.wait_for(fourth, HANG_S))
+        await asyncio.sleep(0)
+        loader.gate.set()
+        assert await active
+        assert await kept
+        assert loader.asked == [names[1], fourth, names[2]]
+    finally:
+        loader.gate.set()
+        following.stop()
+
+
+@pytest.mark.parametrize("damage", ["moved", "deleted", "cut"])
+def test_a_registry_that_vanishes_is_said_once_and_so_is_its_return(
+    registry, names, versions, follower, damage, caplog, tmp_path
+):
+    caplog.set_level("INFO")
+    follower._metrics = metrics = Metrics()
+    follower.follow()
+    document = tmp_path / "registry" / "active.json"
+    content = document.read_bytes()
+    assert metrics.registry.get_sample_value("tlp_registry_reachable") == 1
+    if damage == "moved":
+        (tmp_path / "registry").rename(tmp_path / "elsewhere")
+    elif damage == "deleted":
+        document.unlink()
+    else:
+        document.write_bytes(b"{")
+    for _ in range(3):
+        follower.follow()
+    assert metrics.registry.get_sample_value("tlp_registry_reachable") == 0
+    (warning,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert f"can't be followed, version {names[0]} serves on" in warning
+    assert versions.serving.manifest.version == names[0]
+    if damage == "moved":
+        (tmp_path / "elsewhere").rename(tmp_path / "registry")
+    else:
+        document.write_bytes(content)
+    for _ in range(3):
+        follower.follow()
+    assert metrics.registry.get_sample_value("tlp_registry_reachable") == 1
+    assert [r.getMessage() for r in caplog.records if "again" in r.getMessage()] == [
+        "the registry can be followed again"
+    ]
+    registry.activate(names[1], "test")
+    follower.follow()
+    assert versions.serving.manifest.version == names[1]

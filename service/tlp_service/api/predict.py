@@ -34,6 +34,7 @@ from tlp_service.api.body import (
     read_query,
     unless_gone,
 )
+from tlp_service.api.missing import once_loaded
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
 from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, QueueFull, UnknownName
@@ -79,8 +80,9 @@ async def predict(request: Request) -> Response:
 async def _answer_request(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
-    prepared = await caller.read(service.engine, partial(_read_request, service, body), len(body))
-    del body
+    read = partial(_read_request, service, body)
+    prepared = await once_loaded(service, caller, partial(caller.read, service.engine, read, len(body)))
+    del body, read
     memory.release()
     scored = await _score(service, caller, prepared)
     errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
@@ -112,7 +114,7 @@ async def _answer_log(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
     platform, version = query["platform"], query["version"]
-    scorer = service.engine.versions.get(version)  # of all its tasks, whatever is swapped meanwhile
+    scorer = await once_loaded(service, caller, partial(_version, service, version))
     read = partial(_read_log, service, scorer, body, platform, version)
     lines, tasks = await caller.read(service.engine, read, len(body))
     del body, read
@@ -131,6 +133,11 @@ async def _answer_log(
         scores[positions] = scored.scores
         errors.update({positions[p]: message for p, message in scored.errors.items()})
     return await _encode(scorer, scores, _line_errors(lines, errors), lines=lines.numbers)
+
+
+async def _version(service: Service, version: str | None) -> Scorer:
+    """Return the version that scores all tasks of a log, whatever is swapped meanwhile."""
+    return service.engine.versions.get(version)
 
 
 def _read_log(

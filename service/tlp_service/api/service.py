@@ -104,6 +104,8 @@ class Engine:
 
     def drain(self, seconds: float) -> None:
         """Refuse what comes, what has not begun, and what would not be done in so many seconds."""
+        if self.follower is not None:
+            self.follower.drain()
         for executor in (self.readers, self.heavy_readers, self.measurement_readers, self.executor):
             executor.drain(seconds)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.scoring.calibration import Calibration, calibrate
+from tlp_service.scoring.loader import MAX_CPU_S, VersionLoader
 from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings, shipped_model
@@ -34,7 +35,7 @@ def load_first(settings: Settings, registry: Registry) -> tuple[Scorer, Calibrat
         while (active := registry.journal().active) is not None:
             try:
                 with registry.checkout(active) as folder:
-                    return _load(settings, folder)
+                    return _load(settings, folder, is_tried=active != shipped_model().name)
             except BadVersion as error:
                 log.error("version %s can't be loaded: %s", active, error)
                 registry.mark(active, "failed", f"on {socket.gethostname()}: {error}")
@@ -57,11 +58,14 @@ def _offer_shipped(registry: Registry) -> None:
         )
 
 
-def _load(settings: Settings, folder: Path) -> tuple[Scorer, Calibration]:
-    manifest = read_manifest(folder)
-    probe = manifest.networks[0]
+def _load(settings: Settings, folder: Path, is_tried: bool = False) -> tuple[Scorer, Calibration]:
+    """Load a version; one that somebody else published is tried in a process of its own before."""
     cpus = settings.threads or usable_cpus()
-    calibration = calibrate(folder / probe.file, probe.steps, settings.device, cpus, settings.chunk)
+    if is_tried:
+        calibration = VersionLoader(settings.device, cpus, MAX_CPU_S).calibrate(folder, settings.chunk)
+    else:
+        probe = read_manifest(folder).networks[0]
+        calibration = calibrate(folder / probe.file, probe.steps, settings.device, cpus, settings.chunk)
     scorer = Scorer(folder, settings.device, calibration.threads)
-    log.info("serving version %s on %s, %s", manifest.version, scorer.provider, calibration)
+    log.info("serving version %s on %s, %s", scorer.manifest.version, scorer.provider, calibration)
     return scorer, calibration

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.monitoring import Metrics
+from tlp_service.scoring.arrivals import Arrivals
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.scoring.versions import Versions
 from tlp_service.versions.journal import Journal
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a stopping server waits for a version that is being loaded.
 _STOPPING_S = 10.0
+
+#: Seconds, at most, until a version is tried again whose loading failed for want of memory and the like.
+_MAX_RETRY_S = 60.0
 
 
 class Follower:
@@ -39,6 +43,8 @@ class Follower:
         Versions that stay loaded beside the serving one.
     poll_s : float
         Seconds after which the registry is looked at, unless somebody calls `wake`.
+    give_up : callable
+        Has `load` fail at once, now and later.
     """
 
     def __init__(
@@ -48,15 +54,19 @@ class Follower:
         load: Callable[[Path], Scorer],
         kept: int,
         poll_s: float,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._versions = versions
         self._load = load
         self._kept = kept
         self._poll_s = poll_s
+        self._give_up = give_up
+        self._arrivals = Arrivals(self._coming, self.wake)
+        self._failures = 0  # of loading, one after the other, that were no fault of the version
         self._metrics = Metrics()  # nobody's, until `start`
         self._followed: Journal | None = None
-        self._lost: set[str] = set()  # earlier versions that can't be loaded any more
+        self._lost: set[str] = set()  # versions that can't be loaded here
         self._has_warned = False
         self._woken = threading.Event()
         self._is_stopping = False
@@ -71,28 +81,71 @@ class Follower:
         """Look at the registry now; any thread may ask for it."""
         self._woken.set()
 
+    async def wait_for(self, version: str, seconds: float) -> bool:
+        """Return True once a version is loaded, and False as soon as it is clear that it will not be.
+
+        Raises
+        ------
+        TimeoutError, NotReady
+            See `Arrivals.wait`.
+        """
+        return await self._arrivals.wait(version, lambda: self._versions.has(version), seconds)
+
+    def drain(self) -> None:
+        """Let no request wait for a version any more; for the event loop's thread."""
+        self._arrivals.close()
+
     def stop(self) -> None:
         """End the thread."""
         self._is_stopping = True
+        self._arrivals.close()
+        self._give_up()
         self._woken.set()
         self._thread.join(_STOPPING_S)
 
     def follow(self) -> None:
         """Look at the registry once, and load what it says."""
+        self._arrivals.begin()
+        is_whole = True
         try:
             journal = self._registry.journal()
+            if (
+                journal.is_empty
+            ):  # a folder that is gone, a mount that is not there, a document that was deleted
+                raise OSError("it is gone, or holds no active.json")
             if journal != self._followed:
                 self._versions.know(self._registry.names())
                 self._serve(journal)
-                self._keep(journal)
-                self._followed = journal
+                is_whole = self._keep(journal)
+                if is_whole:
+                    self._followed = journal
         except (OSError, BadVersion, BadSettings, MemoryError) as error:
             # It may be better in a moment; what serves goes on.
-            if not self._has_warned:
-                log.warning("the registry can't be followed: %s", error)
-            self._has_warned = True
+            self._note(error)
         else:
-            self._has_warned = False
+            self._note(None)
+        if is_whole:
+            self._arrivals.end()
+
+    def _note(self, error: Exception | None) -> None:
+        """Say once that the registry can't be followed, and once that it can be again."""
+        if self._is_stopping:
+            return
+        if error is not None and not self._has_warned:
+            serving = self._versions.serving.manifest.version
+            log.warning("the registry can't be followed, version %s serves on: %s", serving, error)
+        elif error is None and self._has_warned:
+            log.info("the registry can be followed again")
+        self._has_warned = error is not None
+        self._metrics.registry_reachable.set(0 if error is not None else 1)
+
+    def _coming(self) -> frozenset[str]:
+        """Return the versions that are to be held here, by what the registry says now."""
+        try:
+            journal = self._registry.journal()
+        except (OSError, BadVersion, BadSettings, MemoryError):
+            return frozenset()
+        return frozenset(journal.recent(1 + self._kept)) - journal.marks.keys() - self._lost
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -103,7 +156,9 @@ class Follower:
                 log.exception(
                     "the registry can't be followed"
                 )  # without this thread none would serve any more
-            self._woken.wait(self._poll_s)
+                self._arrivals.end()
+            retry_s = min(self._poll_s * 2 ** min(self._failures, 10), _MAX_RETRY_S)
+            self._woken.wait(max(self._poll_s, retry_s))
 
     def _serve(self, journal: Journal) -> None:
         active = journal.active
@@ -114,20 +169,27 @@ class Follower:
         if scorer is None:
             return
         self._versions.hold(scorer, self._staying(journal, loaded, scorer))
+        self._arrivals.tell()
         self._metrics.swaps.inc()
         log.info("serving version %s", active)
 
     def _try(self, version: str) -> Scorer | None:
+        self._lost.discard(version)
         try:
             with self._registry.checkout(version) as folder:
-                return self._load(folder)
+                scorer = self._load(folder)
         except (OSError, BadSettings, MemoryError):
+            self._failures += 1
             raise  # no fault of the version
         except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
+            self._failures = 0
+            self._lost.add(version)
             self._metrics.failed_loads.inc()
             log.error("version %s can't be loaded, the one before serves on: %s", version, error)
             self._mark(version, error)
             return None
+        self._failures = 0
+        return scorer
 
     def _mark(self, version: str, error: Exception) -> None:
         try:
@@ -137,21 +199,31 @@ class Follower:
         else:
             self._woken.set()  # another version is active now
 
-    def _keep(self, journal: Journal) -> None:
-        """Load the earlier versions that are missing here, as after a start."""
+    def _keep(self, journal: Journal) -> bool:
+        """Load the earlier versions that are missing here, as after a start.
+
+        Return False where that was broken off, for another version is active by now, and more requests wait for that one.
+        """
         for version in journal.recent(1 + self._kept)[1:]:
             loaded = self._loaded()
             if version in loaded or version in self._lost or version in journal.marks or self._is_stopping:
                 continue
+            if self._registry.journal().active != journal.active:
+                self._woken.set()
+                return False
             try:
                 with self._registry.checkout(version) as folder:
                     loaded[version] = self._load(folder)
             except Exception as error:  # noqa: BLE001  it is worth no second try
+                if self._is_stopping:
+                    break
                 self._lost.add(version)
                 log.warning("version %s is not kept for the rounds that began with it: %s", version, error)
                 continue
             serving = self._versions.serving
             self._versions.hold(serving, self._staying(journal, loaded, serving))
+            self._arrivals.tell()
+        return True
 
     def _staying(self, journal: Journal, loaded: dict[str, Scorer], serving: Scorer) -> list[Scorer]:
         # What is loaded and stands in no history comes last: the version that served before there was any.

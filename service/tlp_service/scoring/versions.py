@@ -59,9 +59,15 @@ class Versions:
         if scorer is not None:
             return scorer
         message = f"version: {version!r} is not loaded; {loaded.serving.manifest.version!r} serves"
-        if version in self._known:
-            raise VersionGone(message)
-        raise UnknownName(message, code="unknown_version")
+        missing = (
+            VersionGone(message) if version in self._known else UnknownName(message, code="unknown_version")
+        )
+        missing.version = version
+        raise missing
+
+    def has(self, version: str) -> bool:
+        """Return whether a version is loaded."""
+        return version in self._loaded.by_name
 
     def hold(self, serving: Scorer, kept: Sequence[Scorer]) -> None:
         """Let a version serve and keep others loaded; drop the rest."""
