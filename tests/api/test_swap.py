@@ -1,12 +1,14 @@
 """Versions that are swapped while the server runs."""
 
+import contextlib
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
-from models import linear_score, write_linear_version
+from models import endless, endless_from, linear_score, write_linear_version
 from serving import start, until
 
 from tlp_service.api import documents
@@ -51,8 +53,29 @@ def launch(tmp_path, registry):
             pass
 
 
+ONE_LINE = json.dumps(
+    {
+        "i": [["[]", "llvm", [2, 64, 64, 0, 0, 0, 0, 0], "", 2, []], [[], [["CI", 3]]]],
+        "r": [[1.0], 0, 1.0, 1],
+        "v": "v0.6",
+    }
+).encode()
+
+
 def served(server):
     return json.loads(server.get("/health/ready")[1])["version"]
+
+
+def trials_of(version):
+    """Return the processes that try a version."""
+    commands = {path.parent.name: path for path in Path("/proc").glob("[0-9]*/cmdline")}
+    found = []
+    for pid, path in commands.items():
+        with contextlib.suppress(OSError):
+            command = path.read_text()
+            if "tlp_service.scoring.trial" in command and version in command:
+                found.append(pid)
+    return found
 
 
 def loaded(server):
@@ -65,7 +88,9 @@ def wait_for(condition):
 
 def admin(server, method, path, document=None, key=KEY):
     body = None if document is None else json.dumps(document).encode()
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    given = key if isinstance(key, bytes) else (key or "").encode("latin-1")
+    headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": b"Bearer " + given} if key else {}
     status, _, answer = server.request(method, path, body, headers)
     return status, json.loads(answer)
 
@@ -94,6 +119,52 @@ def test_a_new_version_serves_and_rounds_that_began_with_the_old_one_go_on(launc
     assert (status, answer["code"]) == (409, "version_gone")
     status, answer = server.post("/v1/predict", {**good[0], "version": "base-0"})
     assert (status, answer["code"]) == (404, "unknown_version")
+
+
+@pytest.mark.parametrize("kind", ["json", "log"])
+def test_a_round_that_began_at_a_faster_server_goes_on_at_a_slower_one(launch, registry, sources, good, kind):
+    """The slower one has not seen the activation yet, and would not for an hour."""
+    name = sources[1].name
+    fast, slow = launch(), launch(registry_poll_s=3600)
+    registry.activate(name, "test")
+    wait_for(lambda: served(fast) == name)
+    _, answer = fast.post("/v1/predict", good[0])
+    assert served(slow) == sources[0].name
+    if kind == "json":
+        status, answer = slow.post("/v1/predict", {**good[0], "version": answer["version"]})
+        assert (status, answer["scores"]) == (200, scores_of(2))
+    else:
+        status, answer = slow.post(
+            f"/v1/predict?version={answer['version']}", ONE_LINE, content_type="application/x-ndjson"
+        )
+        assert (status, answer["scores"]) == (200, [pytest.approx(linear_score(2 * 3))])
+    assert answer["version"] == name
+
+
+def test_who_waits_for_a_version_is_answered_by_its_deadline_and_a_stop_is_clean(
+    launch, registry, tmp_path, good
+):
+    """The trial of the version never ends within the test."""
+    stuck = registry.publish(write_linear_version(tmp_path / "stuck", spoil=endless))
+    server = launch()
+    registry.activate(stuck, "test")
+    status, answer = server.post("/v1/predict", {**good[0], "version": stuck}, **{"Tlp-Deadline-S": "1"})
+    assert (status, answer["code"]) == (504, "deadline_passed")
+    status, answer = server.post("/v1/predict", good[0])
+    assert (status, answer["scores"]) == (200, scores_of(1))
+    assert trials_of(stuck)
+    assert server.stop() == 0
+    assert not trials_of(stuck)
+    assert stuck not in registry.journal().marks  # its trial was given up, which says nothing about it
+
+
+def test_a_stop_is_clean_though_a_network_never_returns(launch, tmp_path, good):
+    server = launch(model=write_linear_version(tmp_path / "stuck", spoil=endless_from(1e6)), threads=1)
+    request = {**good[0], "primitives": [["CI", 1], ["CI", 2_000_000]]}
+    status, answer = server.post("/v1/predict", request, **{"Tlp-Deadline-S": "1"})
+    assert (status, answer["code"]) == (504, "deadline_passed")
+    assert server.stop() == 0
+    assert "stopped, but for what never ends: tlp-score-0" in server.log
 
 
 def test_the_metrics_tell_what_serves_and_have_no_series_of_what_does_not(launch, registry, sources, good):
@@ -270,6 +341,31 @@ def test_the_registry_is_closed_to_who_has_no_key(keyed, server):
         status, answer = admin(server, method, path)
         assert (status, answer["code"]) == (403, "not_allowed")
     assert KEY not in keyed.log
+    for running, code, reason in (
+        (keyed, 401, "no key"),
+        (keyed, 401, "another key"),
+        (server, 403, "no TLP_"),
+    ):
+        lines = [
+            line for line in running.log.splitlines() if f"refused with {code}" in line and reason in line
+        ]
+        assert any("/v1/registry/activate from 127.0.0.1, client '127.0.0.1'" in line for line in lines)
+        assert running.metric(f'tlp_requests_total{{route="/v1/registry/activate",status="{code}"}}') >= 1
+
+
+def test_a_key_that_is_not_ascii_opens_the_registry(launch):
+    assert admin(launch(admin_key="schlüssel"), "GET", "/v1/registry", key="schlüssel".encode())[0] == 200
+
+
+def test_a_flood_of_refusals_does_not_fill_the_log(keyed):
+    for number in range(60):
+        headers = {"Tlp-Client": f"worker-{number}"}
+        assert keyed.request("GET", "/v1/registry/base-0", headers=headers)[0] == 401
+    assert keyed.request("GET", "/v1/registry/base-0", headers={"Tlp-Client": "a\tb"})[0] == 401
+    lines = [line for line in keyed.log.splitlines() if "refused with 401" in line]
+    assert "GET /v1/registry/{version} from 127.0.0.1, client 'worker-0'" in lines[0]
+    assert 20 <= len(lines) < 60
+    assert keyed.metric('tlp_requests_total{route="/v1/registry/{version}",status="401"}') == 61
 
 
 def test_the_registry_over_http(keyed, sources):

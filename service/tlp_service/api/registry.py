@@ -112,10 +112,13 @@ def _authorized(request: Request) -> Service:
     service: Service = request.app.state.service
     key = service.settings.admin_key
     if key is None:
+        service.refusals.note(request, NotAllowed.status, "this server has no TLP_ADMIN_KEY")
         raise NotAllowed("this server has no TLP_ADMIN_KEY, so its registry is closed over HTTP")
     expected = f"Bearer {key.get_secret_value()}".encode()
-    # Compared in a time that does not tell how much of it is right.
-    if not hmac.compare_digest(request.headers.get("authorization", "").encode(), expected):
+    # The bytes as they came, which Starlette decodes as Latin-1; and compared in a time that does not tell how much is right.
+    sent = request.headers.get("authorization", "").encode("latin-1")
+    if not hmac.compare_digest(sent, expected):
+        service.refusals.note(request, NotAuthorized.status, "another key" if sent else "no key")
         raise NotAuthorized("header Authorization: 'Bearer <TLP_ADMIN_KEY>'")
     return service
 

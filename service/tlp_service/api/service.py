@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tlp_service.api.body import BodyMemory
+from tlp_service.api.refusals import RefusalLog
 from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
@@ -125,6 +126,7 @@ class Service:
     metrics: Metrics
     bodies: BodyMemory
     redis_url: str
+    refusals: RefusalLog = field(default_factory=RefusalLog)
 
 
 @dataclass(frozen=True, slots=True)
