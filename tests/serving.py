@@ -154,7 +154,7 @@ def children_of(pid: int) -> dict[str, int]:
                 command = (folder / "cmdline").read_text()
             except (OSError, IndexError):
                 continue
-            if parent == pid:
+            if parent == pid and "tlp_service.scoring.trial" not in command:  # which tries a version
                 beside = (name for name in ("recorder", "trainer") if name in command)
                 found[next(beside, "redis")] = int(folder.name)
     return found

@@ -1,5 +1,7 @@
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -351,3 +353,30 @@ def test_a_registry_that_vanishes_is_said_once_and_so_is_its_return(
     registry.activate(names[1], "test")
     follower.follow()
     assert versions.serving.manifest.version == names[1]
+
+
+@pytest.mark.anyio
+async def test_a_registry_that_hangs_keeps_nobody_waiting(registry, names, following, monkeypatch):
+    may_end, journal = threading.Event(), registry.journal
+    monkeypatch.setattr("tlp_service.scoring.arrivals._MAX_LOOK_S", 0.05)
+    monkeypatch.setattr(registry, "journal", lambda: may_end.wait(HANG_S) and journal())
+    try:
+        assert not await following.wait_for(names[1], HANG_S)
+        assert not await following.wait_for(names[1], HANG_S)
+    finally:
+        may_end.set()
+
+
+def test_a_process_ends_though_an_operation_on_the_registry_hangs():
+    script = (
+        "import asyncio, threading\n"
+        "from tlp_service.detached import detached\n"
+        "async def main():\n"
+        "    hung = asyncio.ensure_future(detached(threading.Event().wait))\n"
+        "    print(await detached(lambda: 'done'))\n"
+        "asyncio.run(main())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

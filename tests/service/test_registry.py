@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import shutil
@@ -410,3 +411,22 @@ def test_the_command_publishes_activates_and_rolls_back(tmp_path, sources, capsy
     assert "no earlier version" in run("rollback", status=2)
     assert "holds no 'base-0'" in run("activate", "base-0", status=2)
     assert "manifest.json is missing" in run("publish", str(tmp_path), status=2)
+
+
+def test_a_writer_that_is_stopped_with_the_lock_keeps_others_for_a_while_only(tmp_path, sources, monkeypatch):
+    registry = Registry(tmp_path)
+    name = registry.publish(sources[0])
+    monkeypatch.setattr("tlp_service.versions.places._LOCK_S", 0.1)
+    with (tmp_path / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="another process has held it"):
+            registry.activate(name, "me")
+    assert registry.activate(name, "me").active == name
+
+
+def test_the_lock_empties_nothing_that_it_is_a_link_to(tmp_path, sources):
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / "registry" / ".lock").symlink_to(tmp_path / "precious")
+    Registry(tmp_path / "registry").publish(sources[0])
+    assert (tmp_path / "precious").read_text() == "data"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from tlp_service.api import documents
 from tlp_service.api.body import JSON, decode_json, read_body, read_client, read_query
 from tlp_service.api.service import Service
+from tlp_service.detached import detached
 from tlp_service.errors import (
     BadVersion,
     InvalidBody,
@@ -137,7 +137,7 @@ async def _read(request: Request, form: type[T]) -> T:
 async def _do(operation: Callable[[], T]) -> T:
     """Do what reads or writes the registry, in a thread."""
     try:
-        return await asyncio.to_thread(operation)
+        return await detached(operation)
     except BadVersion as error:
         raise VersionRefused(str(error)) from None
     except OSError as error:
@@ -148,7 +148,7 @@ async def _change(service: Service, change: Callable[[], Journal]) -> Response:
     journal = await _do(change)
     if service.engine.follower is not None:
         service.engine.follower.wake()
-    await asyncio.to_thread(tell, service.redis_url, journal.active)
+    await detached(partial(tell, service.redis_url, journal.active))
     return _answer(_state(service, journal))
 
 

@@ -196,8 +196,11 @@ class Executor(Generic[W]):
         with self._changed:
             self._is_draining = self._is_closed = True
             self._changed.notify_all()
+        until = time.monotonic() + _CLOSING_S
         for thread in self._threads:
-            thread.join(_CLOSING_S)  # one that hangs in a device must not keep the process
+            thread.join(
+                max(0.0, until - time.monotonic())
+            )  # what hangs in a device must not keep the process
         self._refuse(lambda job: True)
 
     def _refuse(self, is_refused: Callable[[Job[W]], bool]) -> None:

@@ -11,10 +11,14 @@ from functools import partial
 
 import anyio
 
+from tlp_service.detached import detached
 from tlp_service.errors import NotReady
 
 #: Seconds between two looks at the registry, however many requests ask for versions that nobody knows.
 _LOOK_S = 0.25
+
+#: Seconds that a look may take, and the one before it.
+_MAX_LOOK_S = 5.0
 
 
 class Arrivals:
@@ -101,10 +105,15 @@ class Arrivals:
             await changed.wait()
 
     async def _looked(self) -> frozenset[str]:
-        """Return what a look at the registry finds that begins after this call; all who wait for one share it."""
+        """Return what a look at the registry finds that begins after this call; all who wait for one share it.
+
+        Nothing where the registry hangs, for else whoever makes up names of versions would hold connections open.
+        """
         if self._next_look is None:
             self._next_look = asyncio.ensure_future(self._look_next(self._look))
-        return await asyncio.shield(self._next_look)
+        look = self._next_look
+        await asyncio.wait({look}, timeout=_MAX_LOOK_S)
+        return look.result() if look.done() else frozenset()
 
     async def _look_next(self, before: asyncio.Future[frozenset[str]] | None) -> frozenset[str]:
         if before is not None:
@@ -112,4 +121,4 @@ class Arrivals:
         await asyncio.sleep(max(0.0, self._looked_s + _LOOK_S - time.monotonic()))
         self._look, self._next_look = self._next_look, None
         self._looked_s = time.monotonic()
-        return await asyncio.to_thread(self._coming)
+        return await detached(self._coming)

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from tlp_service.errors import BadVersion
 from tlp_service.versions.manifest import (
@@ -32,6 +33,9 @@ from tlp_service.versions.manifest import (
 ACTIVE = "active.json"
 
 _LOCK = ".lock"
+
+#: Seconds that a writer waits for another one, which may be stopped and never go on; and seconds between two tries.
+_LOCK_S, _LOCK_PAUSE_S = 60.0, 0.02
 
 #: Seconds after which what was written aside has been given up by its writer.
 _ABANDONED_S = 86_400
@@ -159,9 +163,22 @@ class Folder(Place):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._path.mkdir(parents=True, exist_ok=True)
-        with (self._path / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with (self._path / _LOCK).open("a") as lock:  # "w" would empty what a link leads to
+            until = time.monotonic() + _LOCK_S
+            while not _lock(lock):
+                if time.monotonic() > until:
+                    raise OSError(f"{self._path / _LOCK}: another process has held it for {_LOCK_S:.0f} s")
+                time.sleep(_LOCK_PAUSE_S)
             yield
+
+
+def _lock(file: IO[str]) -> bool:
+    """Return whether the lock on a file could be had."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Remote(Place):
