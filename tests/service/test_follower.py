@@ -34,10 +34,6 @@ def names(tmp_path, registry):
     return names
 
 
-#: Seconds after which a test hangs.
-HANG_S = 120
-
-
 class Loader:
     """Loads versions, while its gate is open, and fails as told."""
 
