@@ -5,9 +5,11 @@ WORKER := .venv-ansor
 TRIALS ?= 128
 SEEDS ?= 0 1 2
 FEW_SEEDS ?= 0 1
+SECONDS ?= 7200
+SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench reproduce clean
+.PHONY: help setup demo test soak fuzz lint types bench reproduce clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-9s %s\n", $$1, $$2}'
@@ -30,6 +32,15 @@ demo: setup ## two workers tune three operators with real Ansor through the serv
 
 test: setup ## run all tests: the service's, then the worker's with real TVM
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker; service=$$?; $(WORKER)/bin/python -m pytest tests/worker && exit $$service
+
+soak: setup ## two hours of mixed load on one server: memory and latency, a line a minute; SECONDS=7200
+	$(SERVICE)/bin/python tests/chaos/soak.py --seconds $(SECONDS) --out .soak.json
+
+fuzz: setup ## 100,000 mutated inputs for what parses, 10,000 over sockets, schemathesis; some 15 minutes, SEED=0
+	$(SERVICE)/bin/python tests/fuzz/fuzz.py parsers --count 100000 --seed $(SEED)
+	$(SERVICE)/bin/python tests/fuzz/fuzz.py sockets --count 10000 --seed $(SEED)
+	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[fuzz]'
+	$(SERVICE)/bin/python tests/fuzz/fuzz.py openapi --seed $(SEED)
 
 bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also the record parser against TVM's
 	$(WORKER)/bin/python benchmarks/client_import.py
@@ -69,4 +80,4 @@ types: setup ## mypy --strict
 	$(SERVICE)/bin/mypy
 
 clean: ## remove the environments and what the demo left
-	rm -rf $(SERVICE) $(WORKER) .demo .bench .reproduce
+	rm -rf $(SERVICE) $(WORKER) .demo .bench .reproduce .soak.json
