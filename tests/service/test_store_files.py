@@ -337,6 +337,7 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
     assert names == {"records.parquet", f"{damaged.name}.damaged"}
 
 
+@pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
     from tlp_service.training.presets import PRESETS
 
@@ -409,6 +410,32 @@ def test_a_folder_that_was_renamed_is_the_platform_of_its_name(store, measured_l
     fill(store, measured_lines[:2], "milan")
     assert store.counts() == {"Milan": 3, "milan": 2}
     assert set(store.read("Milan", ["platform"])["platform"].to_pylist()) == {"Milan"}
+
+
+def test_counts_open_only_what_is_new(store, measured_lines, monkeypatch):
+    """A trainer counts every few seconds."""
+    for platform in ("aaa", "zzz"):
+        fill(store, measured_lines[:3], platform)
+    assert store.counts() == {"aaa": 3, "zzz": 3}
+    opened = []
+    check = "tlp_service.records.stored_file._check_is_file"
+    monkeypatch.setattr(check, opened.append)
+    assert store.counts() == {"aaa": 3, "zzz": 3}
+    assert opened == []
+    new = fill(store, measured_lines[3:5], "zzz")
+    assert store.counts() == {"aaa": 3, "zzz": 5}
+    assert opened == [new]
+    monkeypatch.undo()
+    store.compact()
+    assert store.counts() == {"aaa": 3, "zzz": 5}
+    assert len(store._known_rows) == 2
+
+
+def test_what_is_asked_for_wrongly_damages_nothing(store, measured_lines):
+    file = fill(store, measured_lines[:3])
+    with pytest.raises(KeyError):
+        store.read("epyc", ["nothing"])
+    assert file.exists()
 
 
 def test_what_was_set_aside_before_is_kept(store, measured_lines):

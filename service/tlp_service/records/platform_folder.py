@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 #: the number of records of a platform -> places of those that are wanted
 Choose: TypeAlias = Callable[[int], npt.NDArray[np.int64]]
+
+#: A file as it was when it was opened: path, inode, size, time of its last change.
+FileState: TypeAlias = tuple[Path, int, int, int]
 
 RECORDS = "records.parquet"
 _PART = re.compile(r"part-.*\.parquet", re.DOTALL)
@@ -123,6 +126,10 @@ class PlatformFolder:
                 except DamagedRecords as damage:
                     self.set_aside(damage)
 
+    def count(self, known: Mapping[FileState, int]) -> dict[FileState, int]:
+        """Return the number of rows of each file that can be read; of those that are known and unchanged without opening them."""
+        return _retried(lambda: self._count(known))
+
     def set_aside(self, damage: DamagedRecords) -> None:
         """Give a damaged file a name under which nobody reads it, or warn that this cannot be done.
 
@@ -144,6 +151,18 @@ class PlatformFolder:
                 raise
             self._warn(f"{damage}; it is passed over where it is, for it cannot be renamed: {error.strerror}")
 
+    def _count(self, known: Mapping[FileState, int]) -> dict[FileState, int]:
+        counts = {}
+        for path in self._paths():
+            found = path.lstat()
+            state = (path, found.st_ino, found.st_size, found.st_mtime_ns)
+            if state in known:
+                counts[state] = known[state]
+            elif (file := self._open(path)) is not None:
+                with contextlib.closing(file):
+                    counts[state] = file.rows
+        return counts
+
     def _rows(self, file: StoredFile, columns: Sequence[str]) -> pa.Table | None:
         """Return some columns of a file, or None if it is damaged."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
@@ -154,18 +173,21 @@ class PlatformFolder:
             return None
 
     def _open_all(self, stack: contextlib.ExitStack) -> list[StoredFile]:
+        with contextlib.ExitStack() as opened:
+            found = (file for path in self._paths() if (file := self._open(path)) is not None)
+            files = [opened.enter_context(contextlib.closing(file)) for file in found]
+            stack.push(opened.pop_all())
+        return files
+
+    def _paths(self) -> list[Path]:
+        """Return what `files` does, or nothing if the folder cannot be listed."""
         try:
-            paths = self.files()
+            return self.files()
         except OSError as error:
             if self._is_writing:
                 raise
             self._warn(f"{self.path} cannot be read and is passed over: {error.strerror}")
             return []
-        with contextlib.ExitStack() as opened:
-            found = (file for path in paths if (file := self._open(path)) is not None)
-            files = [opened.enter_context(contextlib.closing(file)) for file in found]
-            stack.push(opened.pop_all())
-        return files
 
     def _open(self, path: Path) -> StoredFile | None:
         try:

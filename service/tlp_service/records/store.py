@@ -41,7 +41,7 @@ from tlp_client.wire.fields import read_name
 from tlp_service.errors import BadRecords, DamagedRecords
 from tlp_service.records.compaction import merge, new_part, newest
 from tlp_service.records.parquet_files import is_first, replace_file, sync, write_file
-from tlp_service.records.platform_folder import RECORDS, Choose, PlatformFolder
+from tlp_service.records.platform_folder import RECORDS, Choose, FileState, PlatformFolder
 from tlp_service.records.quarantine import note_refused
 from tlp_service.records.schema import SCHEMA
 from tlp_service.records.stored_file import StoredFile
@@ -77,6 +77,8 @@ class RecordStore:
         self.folder = folder
         self.seed = self._read_seed()
         self._warned: set[str] = set()
+        # Of the files that there are: a trainer counts every few seconds.
+        self._known_rows: dict[FileState, int] = {}
 
     @classmethod
     def create(cls, folder: Path, seed: int = 0) -> RecordStore:
@@ -134,11 +136,9 @@ class RecordStore:
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each platform; those that stand in two files until they are compacted count twice."""
-        counts = {}
-        for platform in self.platforms:
-            with self._folder(platform).opened() as files:
-                counts[platform] = sum(file.rows for file in files)
-        return {platform: count for platform, count in counts.items() if count}
+        counts = {platform: self._folder(platform).count(self._known_rows) for platform in self.platforms}
+        self._known_rows = {state: rows for found in counts.values() for state, rows in found.items()}
+        return {platform: total for platform, found in counts.items() if (total := sum(found.values()))}
 
     def append(self, batches: Iterable[pa.Table]) -> None:
         """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once."""

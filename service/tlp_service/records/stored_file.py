@@ -82,6 +82,8 @@ class StoredFile:
         DamagedRecords
             If what follows cannot be read.
         """
+        # Here, since what is asked for wrongly is no damage.
+        fields = [self._schema.field(name) for name in columns]
         names = self._file.schema_arrow.names
         stored = [name for name in columns if name in names and name != "platform"] or ["id"]
         with _damage_of(self.path):
@@ -90,7 +92,7 @@ class StoredFile:
                 for batch in self._file.iter_batches(self._step_rows(number, stored), [number], stored):
                     rows += len(batch)
                     for piece in in_steps(batch):
-                        yield self._conformed(piece, columns)
+                        yield self._conformed(piece, fields)
                 if rows != self._file.metadata.row_group(number).num_rows:
                     raise pa.ArrowInvalid(
                         f"row group {number} holds {rows} rows, which is not what its footer states"
@@ -116,10 +118,11 @@ class StoredFile:
             count = found.names.count(field.name)
             if count > 1:
                 raise pa.ArrowInvalid(f"it has {count} columns '{field.name}', expected one")
-            if count:
-                _cast(pa.array([], found.field(field.name).type), field)
-            elif not field.nullable and field.name != "platform":
+            if count == 0 and not field.nullable and field.name != "platform":
                 raise pa.ArrowInvalid(f"it lacks the column '{field.name}'")
+            type_ = found.field(field.name).type if count else field.type
+            if type_ != field.type:
+                _cast(pa.array([], type_), field)
 
     def _step_rows(self, number: int, columns: Sequence[str]) -> int:
         """Return how many rows of a row group are decoded at a time."""
@@ -128,8 +131,7 @@ class StoredFile:
         size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
         return int(min(max(MAX_STEP_BYTES * group.num_rows // max(size, 1), 1), MAX_STEP_ROWS))
 
-    def _conformed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        fields = [self._schema.field(name) for name in columns]
+    def _conformed(self, batch: pa.RecordBatch, fields: list[pa.Field]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([self._column(batch, f) for f in fields], schema=pa.schema(fields))
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
@@ -239,7 +241,7 @@ def _damage_of(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowMemoryError, pa.ArrowCancelled):
         raise  # of this process
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk; what a file holds has no number
         raise DamagedRecords(path, " ".join(str(error).split())) from None
