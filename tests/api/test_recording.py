@@ -59,6 +59,7 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
         labels = f'{{platform="epyc",version="{version.name}"}}'
         assert server.metric(f"tlp_prediction_pair_accuracy{labels}") == 1.0
         assert server.metric(f"tlp_prediction_top1_regret{labels}") == 0.0
+        assert server.metric(f"tlp_prediction_outlier_share{labels}") == 0.0
         assert server.metric(f"tlp_prediction_drifting{labels}") is None  # it never passed a gate
     store = RecordStore(tmp_path / "data" / "records")
     assert [(p, r.primitives[0].args) for p, r in stored_records(store)] == [

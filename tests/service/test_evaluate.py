@@ -156,3 +156,14 @@ def test_a_log_without_a_valid_record_gives_counts_and_a_status(tmp_path, measur
     assert "left out, failed runs: 20" in out
     assert "no task with enough candidates to rank" in err
     assert list(LogReader().read_file(tmp_path / "failed.json"))
+
+
+def test_one_fabricated_cost_moves_no_figure(tmp_path):
+    """Kind of fault: figures that one value can move at will; it is left out, and said so."""
+    scorer = Scorer(write_linear_version(tmp_path))
+    honest = [("epyc", record(n, 1 / (n + 1))) for n in range(8)]
+    (before,) = evaluate(scorer, honest, min_candidates=2).tasks
+    for cost in (1e-9, 1e-6):
+        found = evaluate(scorer, [*honest, ("epyc", record(40, cost))], min_candidates=2)
+        assert found.tasks == [before]
+        assert found.left_out == {"candidates of a cost that cannot be a run time": 1}

@@ -5,17 +5,21 @@ import json
 import random
 
 import msgspec
+import pyarrow as pa
 import pytest
 from models import write_linear_version
 
 from tlp_client.records import RecordParser
 from tlp_client.wire.predict import request_of
 from tlp_service.cli import main
+from tlp_service.learning import learn as learn_module
 from tlp_service.learning.learn import learn
+from tlp_service.learning.outcome import Outcome
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platforms import OnePlatform
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.training.networks import KindTraining
 from tlp_service.training.presets import PRESETS
 from tlp_service.versions.registry import Registry
 
@@ -154,9 +158,11 @@ def test_a_version_that_began_to_serve_meanwhile_stays(
     with monkeypatch.context() as patch:
         patch.setattr(registry, "journal", lambda: next(answers))
         outcome = learn(store, registry, settings=SETTINGS)
-    assert not outcome.is_accepted
+    # It is no verdict: the same is to be tried again, on the version that serves then, and nothing of this is left in the registry.
+    assert (outcome.is_accepted, outcome.is_verdict, outcome.version) == (False, False, None)
     assert "another version began to serve" in outcome.reason
-    assert registry.journal().active == begun.name
+    assert registry.journal() == first
+    assert len(registry.versions()) == 1
 
 
 def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measured_lines):
@@ -164,7 +170,7 @@ def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measure
     outcome = learn(
         store, registry, settings=dataclasses.replace(SETTINGS, epochs=1), may_publish=lambda: False
     )
-    assert (outcome.version, outcome.is_accepted) == (None, False)
+    assert (outcome.version, outcome.is_accepted, outcome.is_verdict) == (None, False, False)
     assert len(registry.versions()) == 1
 
 
@@ -173,15 +179,91 @@ def test_too_few_records_are_no_step(tmp_path, registry, store, begun, measured_
     if lines:
         add(store, tmp_path, measured_lines[:lines], "new")
     outcome = learn(store, registry, settings=SETTINGS)
-    assert (outcome.version, outcome.reason) == (
+    assert (outcome.version, outcome.state, outcome.reason) == (
         None,
+        "refused",
         "too few records of any task to learn from some and hold others back",
     )
 
 
+def test_records_without_an_order_are_refused_before_anything_is_trained(
+    tmp_path, registry, store, measured_lines, monkeypatch
+):
+    monkeypatch.setattr(learn_module, "build_sets", lambda *arguments: pytest.fail("features were made"))
+    add(store, tmp_path, changed(measured_lines, lambda costs: [1e-3]), "junk")
+    outcome = learn(store, registry, settings=SETTINGS)
+    assert (outcome.state, outcome.is_trained) == ("refused", False)
+    assert outcome.reason == "no task with as many as 4 different costs"
+
+
+def test_a_platform_that_cannot_be_learned_takes_no_other_along(
+    tmp_path, registry, store, measured_lines, monkeypatch, caplog
+):
+    """Kind of fault: one refused item takes the others along. Of all ways in which one can be refused."""
+    few = changed(measured_lines, lambda costs: costs)
+    add(store, tmp_path, changed(measured_lines, lambda costs: [1e-3]), "alike")
+    add(store, tmp_path, few[:2], "few")
+    add(store, tmp_path, few[2:40], "odd")
+    for platform in ("fails", "gone", "new"):
+        add(store, tmp_path, few, platform)
+    run, read = KindTraining.run, store.read
+
+    def fails(training, folder):
+        if training.serves == "fails":
+            raise RuntimeError("not enough memory")
+        return run(training, folder)
+
+    def is_gone(platform, columns=None):
+        if platform == "gone":
+            raise OSError("damaged")
+        rows = read(platform, columns)
+        if platform == "odd" and columns is not None and "primitives" in columns:
+            odd = pa.array(['[["XX",1]]'] * len(rows))
+            rows = rows.set_column(rows.column_names.index("primitives"), "primitives", odd)
+        return rows
+
+    monkeypatch.setattr(KindTraining, "run", fails)
+    monkeypatch.setattr(store, "read", is_gone)
+    outcome = learn(store, registry, settings=SETTINGS)
+    assert outcome.is_accepted, outcome.reason
+    assert [n.serves for n in registry.manifest(outcome.version).networks] == [None, "new"]
+    assert learn(store, registry, ["fails"], SETTINGS) == Outcome(
+        None, False, "training failed: not enough memory", "failed"
+    )
+    assert learn(store, registry, ["odd"], SETTINGS).state == "failed"
+    assert learn(store, registry, ["gone"], SETTINGS) == Outcome(
+        None, False, "its records cannot be read: damaged", "unreadable"
+    )
+
+
+@pytest.mark.parametrize("numbers", [2, 1])
+def test_a_platform_takes_a_number_in_its_own_network_only(
+    tmp_path, registry, store, begun, measured_lines, monkeypatch, numbers
+):
+    """The 65th platform learns like the first, where the network that it begins as has a number left; so scaled down to two, or one."""
+    monkeypatch.setattr("tlp_service.training.encoders.PLATFORMS", numbers)
+    quick = dataclasses.replace(SETTINGS, epochs=1)
+    rising = changed(measured_lines, lambda costs: costs)
+    for platform in ("old", "a", "b"):
+        add(store, tmp_path, rising, platform)
+    outcomes = [learn(store, registry, [platform], quick) for platform in ("a", "b", "old")]
+    if numbers == 2:
+        for outcome, platform in zip(outcomes, ("a", "b"), strict=False):
+            assert outcome.state == "judged"
+            (own,) = (n for n in registry.manifest(outcome.version).networks if n.serves == platform)
+            assert own.platforms == ["old", platform]
+    else:
+        assert [outcome.state for outcome in outcomes] == ["refused", "refused", "judged"]
+        assert outcomes[0].reason == (
+            "2 platforms are more than the 1 of one network: no number is left for a; "
+            "'tlp train' can make a version of fewer"
+        )
+
+
 def test_only_base_learns(tmp_path, store):
     registry = Registry(tmp_path / "models")
-    assert learn(store, registry).reason == "no version serves"
+    outcome = learn(store, registry)
+    assert (outcome.reason, outcome.is_verdict) == ("no version serves", False)
     linear = write_linear_version(tmp_path / "linear")
     registry.activate(registry.publish(linear), by="test")
     assert learn(store, registry).reason == f"{linear.name} is no 'base', which alone learns"

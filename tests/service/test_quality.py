@@ -9,6 +9,7 @@ from models import write_linear_version
 from tlp_client.records import RecordParser
 from tlp_service.learning.quality import Quality
 from tlp_service.measurements.stream import Entry
+from tlp_service.quality_metrics import QualityCollector, decode_quality
 from tlp_service.scoring.scorer import Scorer
 
 PARSER = RecordParser()
@@ -198,3 +199,19 @@ def test_a_manifest_that_states_no_figure_of_the_gate_says_nothing_of_drift(tmp_
     take(quality, [measured(n, 1.0 / n, rising) for n in range(1, 9)])
     figures = quality.document(1.0)["platforms"]["epyc"][rising]
     assert (figures["measured"], figures["drifting"]) == (8, None)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"[" * 100_000,
+        b'{"platforms": {"p": {"v": {"serving": true, "measured": 1%s}}}}' % (b"0" * 310),
+        b'{"platforms": {"p": {"v": {"serving": true, "measured": -1}}}}',
+        b'{"platforms": {"p": {"v": {"serving": true, "measured": 1, "outlier_share": 1e400}}}}',
+    ],
+)
+def test_damaged_figures_are_none(told):
+    assert decode_quality(told)["platforms"] == {}
+    collector = QualityCollector()
+    collector.tell(told)
+    assert [sample for gauge in collector.collect() for sample in gauge.samples] == []

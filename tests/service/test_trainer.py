@@ -257,23 +257,32 @@ def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
     trainer.close()
 
 
-def test_one_platform_that_cannot_be_read_does_not_stop_the_others(
-    url, client, store, tmp_path, monkeypatch, measured_lines, caplog
+@pytest.mark.parametrize("unreadable_at", ["the count", "the step"])
+def test_platforms_that_cannot_be_read_do_not_stop_the_others(
+    url, client, store, tmp_path, monkeypatch, measured_lines, unreadable_at
 ):
+    """However many they are."""
+    monkeypatch.setattr(trainer_module, "_MAX_LOOKED_AT", 2)
     trainer = trainer_of(url, store, tmp_path)
-    for platform in ("a", "b"):
+    for platform in ("a0", "a1", "a2", "a3", "b"):
         add(store, measured_lines[0], 10, platform)
     read = store.read
 
     def fails(platform, columns=None):
-        if platform == "a":
+        if platform != "b":
             raise OSError("damaged")
         return read(platform, columns)
 
-    monkeypatch.setattr(store, "read", fails)
-    asked = learning(monkeypatch, lambda platform: Outcome("v", True, "better"))
-    assert trainer.look()
-    assert (asked, client.hgetall(TRAINED)) == (["b"], {"b": "10"})
+    def outcome_of(platform):
+        if platform != "b":
+            return Outcome(None, False, "its records cannot be read", "unreadable")
+        return Outcome("v", True, "better")
+
+    learning(monkeypatch, outcome_of)
+    if unreadable_at == "the count":
+        monkeypatch.setattr(store, "read", fails)
+    assert [trainer.look() for _ in range(4)] == [False, False, True, False]
+    assert client.hgetall(TRAINED) == {"b": "10"}
     trainer.close()
 
 

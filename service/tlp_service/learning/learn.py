@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadVersion
@@ -164,14 +165,14 @@ class _Step:
         OSError, BadVersion
             If the disk is full, or the serving version cannot be continued: that is not about the platform.
         """
-        sets = self._read(store, platform, report)
-        divided = {kind: divide(whole, store.seed) for kind, whole in sets.items()}
-        divided = {kind: parts for kind, parts in divided.items() if all(part.tasks for part in parts)}
-        if not divided:
-            raise Refusal("refused", TOO_FEW)
         try:
+            sets = self._read(store, platform, report)
+            divided = {kind: divide(whole, store.seed) for kind, whole in sets.items()}
+            divided = {kind: parts for kind, parts in divided.items() if all(part.tasks for part in parts)}
+            if not divided:
+                raise Refusal("refused", TOO_FEW)
             return [self._learn(kind, platform, *parts, folder) for kind, parts in divided.items()]
-        except (OSError, BadVersion):
+        except (Refusal, OSError, BadVersion):
             raise
         except Exception as error:
             log.exception("training on %s failed", platform)
@@ -183,7 +184,7 @@ class _Step:
         """Return the records of a platform, of the kinds that the version has a network for."""
         try:
             records = list(valid_records(stored_records(store, [platform], _MOST), report))
-        except (OSError, BadRecords) as error:
+        except (OSError, BadRecords, pa.ArrowException) as error:
             raise Refusal("unreadable", f"its records cannot be read: {error}") from None
         check_costs([record for _, record in records])
         encoders = {}

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyarrow as pa
 from redis.exceptions import ResponseError
 
+from tlp_service.errors import BadRecords
 from tlp_service.learning.turns import Standing, in_turn
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.quality_metrics import decode_quality
@@ -53,10 +55,12 @@ class Progress:
         self._seconds = seconds
         self._clock = clock
         self._began_s = clock()
-        # Of platforms of the store: rows of its files; when it last learned; rows -> distinct records, where these were counted.
+        # Of platforms of the store: rows of its files; when it last learned; rows -> distinct records, where these were counted; those that
+        # have to let all others go first, since something was wrong that may go on.
         self._rows: dict[str, int] = {}
         self._learned_s: dict[str, float] = {}
         self._distinct: dict[str, tuple[int, int]] = {}
+        self._last: set[str] = set()
         self._newcomers_first = True
 
     def due(self) -> list[Standing]:
@@ -80,9 +84,9 @@ class Progress:
             for platform, count in counts.items()
         )
         due = in_turn(standings, self._records, self._newcomers_first)
-        # A trainer that was killed while it learned this one may be again; then the others have learned, at least.
-        left = self._client.get(TRYING) if due else None
-        return sorted(due, key=lambda standing: standing.platform == left)
+        # A trainer that was killed while it learned one may be again; then the others have learned, at least.
+        last = self._last | ({self._client.get(TRYING)} if due else set())
+        return sorted(due, key=lambda standing: standing.platform in last)
 
     def is_due(self, standing: Standing) -> Standing | None:
         """Return how a platform that seems due stands by its distinct records; None where it is not due.
@@ -93,11 +97,16 @@ class Progress:
         if self._distinct.get(standing.platform, (None, 0))[0] != rows:
             try:
                 self._distinct[standing.platform] = rows, len(self._store.read(standing.platform, ["id"]))
-            except OSError as error:  # the other platforms go on
+            except (OSError, BadRecords, pa.ArrowException) as error:
                 log.warning("%s is not learned now: its records cannot be read: %s", standing.platform, error)
+                self.put_last(standing)
                 return None
         exact = standing.with_records(self._distinct[standing.platform][1])
         return exact if exact.is_due(self._records) else None
+
+    def put_last(self, standing: Standing) -> None:
+        """Let all other platforms go first, until it has learned: what is wrong with it is not noted, and may go on."""
+        self._last.add(standing.platform)
 
     def begin(self, standing: Standing) -> None:
         """Note that a platform is about to be learned."""
@@ -119,6 +128,7 @@ class Progress:
                 pipeline.hset(REFUSED, standing.platform, standing.refusals + 1)
             pipeline.execute()
         self._learned_s[standing.platform] = self._clock()
+        self._last.discard(standing.platform)
 
     def _noted(self, key: str, counts: Mapping[str, int]) -> dict[str, int]:
         """Return the numbers of platforms under a key; those that are not counted are deleted where there are too many."""
@@ -133,6 +143,7 @@ class Progress:
         if len(rows) > _MAX_PLATFORMS:
             rows = dict(sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:_MAX_PLATFORMS])
         self._rows = rows
+        self._last &= rows.keys()
         for platform in self._learned_s.keys() - rows.keys():
             del self._learned_s[platform]
         for platform in self._distinct.keys() - rows.keys():

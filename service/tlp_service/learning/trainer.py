@@ -10,6 +10,7 @@ import time
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 from redis.exceptions import RedisError
 
 from tlp_service.errors import BadSettings, ServiceFault
@@ -99,6 +100,8 @@ class Trainer:
                 if outcome.is_verdict:
                     self._progress.note(standing, outcome.is_accepted)
                     written += 1
+                else:
+                    self._progress.put_last(standing)
                 trained += outcome.is_trained
                 if trained == max_trained:
                     break
@@ -109,7 +112,7 @@ class Trainer:
         while not is_stopping.wait(_LOOK_S):
             try:
                 self.look()
-            except (RedisError, OSError, ServiceFault) as error:
+            except (RedisError, OSError, ServiceFault, pa.ArrowException) as error:
                 log.warning("nothing is learned now: %s", error)
 
     def close(self) -> None:
