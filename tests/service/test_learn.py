@@ -246,8 +246,14 @@ def test_a_platform_takes_a_number_in_its_own_network_only(
     rising = changed(measured_lines, lambda costs: costs)
     for platform in ("old", "a", "b"):
         add(store, tmp_path, rising, platform)
-    outcomes = [learn(store, registry, [platform], quick) for platform in ("a", "b", "old")]
+    outcomes = []
+    for platform in ("a", "b", "old"):
+        outcomes.append(learn(store, registry, [platform], quick))
+        if outcomes[-1].version is not None:
+            registry.activate(outcomes[-1].version, by="test", force=True)
     if numbers == 2:
+        last = registry.manifest(outcomes[-1].version)
+        assert [n.serves for n in last.networks] == [None, "a", "b", "old"]
         for outcome, platform in zip(outcomes, ("a", "b"), strict=False):
             assert outcome.state == "judged"
             (own,) = (n for n in registry.manifest(outcome.version).networks if n.serves == platform)
