@@ -148,21 +148,23 @@ def test_what_one_platform_learns_changes_no_score_of_another(
     assert set(manifest.training["gate"]) >= {"new"}
 
 
+@pytest.mark.parametrize(("unchanged", "published"), [(1, 0), (2, 1)])
 def test_a_version_that_began_to_serve_meanwhile_stays(
-    tmp_path, registry, store, begun, measured_lines, monkeypatch
+    tmp_path, registry, store, begun, measured_lines, monkeypatch, unchanged, published
 ):
+    """While it was trained, or while it was published."""
     add(store, tmp_path, measured_lines, "new")
     first = registry.journal()
     later = msgspec.structs.replace(first, active="another")
-    answers = iter([first, later])
+    answers = iter([first] * unchanged + [later])
     with monkeypatch.context() as patch:
         patch.setattr(registry, "journal", lambda: next(answers))
         outcome = learn(store, registry, settings=SETTINGS)
-    # It is no verdict: the same is to be tried again, on the version that serves then, and nothing of this is left in the registry.
+    # It is no verdict: the same is to be tried again, on the version that serves then, and nothing of this is noted.
     assert (outcome.is_accepted, outcome.is_verdict, outcome.version) == (False, False, None)
     assert "another version began to serve" in outcome.reason
     assert registry.journal() == first
-    assert len(registry.versions()) == 1
+    assert len(registry.versions()) == 1 + published
 
 
 def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measured_lines):
@@ -228,11 +230,11 @@ def test_a_platform_that_cannot_be_learned_takes_no_other_along(
     assert outcome.is_accepted, outcome.reason
     assert [n.serves for n in registry.manifest(outcome.version).networks] == [None, "new"]
     assert learn(store, registry, ["fails"], SETTINGS) == Outcome(
-        None, False, "training failed: not enough memory", "failed"
+        None, False, "training on fails failed: not enough memory", "failed"
     )
     assert learn(store, registry, ["odd"], SETTINGS).state == "failed"
     assert learn(store, registry, ["gone"], SETTINGS) == Outcome(
-        None, False, "its records cannot be read: damaged", "unreadable"
+        None, False, "the records of gone cannot be read: damaged", "unreadable"
     )
 
 

@@ -87,8 +87,10 @@ def learn(
             try:
                 made += step.learn(store, platform, report, files)
             except Refusal as refusal:
-                log.info("%s is not learned: %s", platform, refusal)
                 refusals.append(refusal)
+        if made:
+            for one in refusals:  # otherwise it is what is returned
+                log.info("not learned: %s", one)
         if not made:
             last = refusals[-1] if refusals else Refusal("refused", TOO_FEW)
             return Outcome(None, False, str(last), last.state)
@@ -116,16 +118,21 @@ def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Lear
     told = sorted(made, key=lambda found: not found.verdict.is_accepted)
     reason = "; ".join(found.verdict.reason for found in told)
     is_accepted = told[0].verdict.is_accepted
-    if registry.journal().active != active:
-        # The verdict is about a version that no longer serves: neither it nor a mark of it would mean anything.
+    # A verdict on a version that no longer serves means nothing, nor would a mark of it. Publishing takes a while, too.
+    if registry.journal().active != active or not _is_published(registry, active, folder):
         return Outcome(None, False, "another version began to serve while it was trained", "put off")
-    registry.publish(folder)
     if is_accepted:
         registry.activate(version, by="trainer", reason=reason)
     else:
         registry.mark(version, "rejected", reason, _figures(made))
     log.info("version %s is %s: %s", version, "accepted" if is_accepted else "rejected", reason)
     return Outcome(version, is_accepted, reason)
+
+
+def _is_published(registry: Registry, active: str, folder: Path) -> bool:
+    """Publish a version, and return whether the one that it was made from still serves."""
+    registry.publish(folder)
+    return registry.journal().active == active
 
 
 def _figures(learned: Sequence[_Learned]) -> dict[str, Any]:
@@ -176,7 +183,7 @@ class _Step:
             raise
         except Exception as error:
             log.exception("training on %s failed", platform)
-            raise Refusal("failed", f"training failed: {error}") from None
+            raise Refusal("failed", f"training on {platform} failed: {error}") from None
 
     def _read(
         self, store: RecordStore, platform: str, report: ImportReport
@@ -185,7 +192,7 @@ class _Step:
         try:
             records = list(valid_records(stored_records(store, [platform], _MOST), report))
         except (OSError, BadRecords, pa.ArrowException) as error:
-            raise Refusal("unreadable", f"its records cannot be read: {error}") from None
+            raise Refusal("unreadable", f"the records of {platform} cannot be read: {error}") from None
         check_costs([record for _, record in records])
         encoders = {}
         for kind in (n.platform_kind for n in self._before.networks if n.serves is None):

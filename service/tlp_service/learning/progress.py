@@ -98,7 +98,8 @@ class Progress:
             try:
                 self._distinct[standing.platform] = rows, len(self._store.read(standing.platform, ["id"]))
             except (OSError, BadRecords, pa.ArrowException) as error:
-                log.warning("%s is not learned now: its records cannot be read: %s", standing.platform, error)
+                if standing.platform not in self._last:  # once
+                    log.warning("the records of %s cannot be read: %s", standing.platform, error)
                 self.put_last(standing)
                 return None
         exact = standing.with_records(self._distinct[standing.platform][1])
