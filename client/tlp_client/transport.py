@@ -89,6 +89,9 @@ class HttpTransport:
                 redirect=False,
             )
             try:
+                if response.status < 200:
+                    # The real answer follows on this connection; the next request must not take it for its own.
+                    raise BadAnswer(f"{self._url}: status {response.status}, which is no whole answer")
                 received = self._read(response, exchange)
             except BaseException:
                 response.close()  # the rest of the answer must not meet the next request
@@ -133,7 +136,11 @@ class _Exchange:
     def result(self, late: str) -> HttpAnswer:
         """Return the answer or raise the error; `DeadlineExceeded` where there is neither yet."""
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # else it would keep itself, and the socket of its traceback, until the next garbage collection
         if self._answer is None:
             raise DeadlineExceeded(late)
         return self._answer

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from tlp_client.errors import InvalidRequest
 from tlp_client.wire.measurements import read_measurements
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import documents
@@ -44,6 +45,21 @@ def test_the_posting_routes_document_their_statuses(server):
         "/v1/predict": {"200", "400", "404", "409", "413", "422", "429", "500", "503", "504"},
         "/v1/measurements": {"200", "400", "413", "422", "503"},
     }
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/measurements"])
+def test_the_codes_that_another_server_may_not_have_are_documented(server, path):
+    """A client decides by them whether to wait for another server."""
+    answers = json.loads(server.get("/openapi.json")[1])["paths"][path]["post"]["responses"]
+    kinds = [InvalidRequest, *InvalidRequest.__subclasses__()]
+    assert sorted(kind.code for kind in kinds) == [
+        "invalid",
+        "unknown_field",
+        "unknown_format",
+        "unsupported",
+    ]
+    for kind in kinds:
+        assert f"`{kind.code}`" in answers["422"]["description"]
 
 
 @pytest.mark.parametrize(

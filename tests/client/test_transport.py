@@ -1,6 +1,7 @@
 """The HTTP transport against servers that misbehave, over real sockets."""
 
 import contextlib
+import gc
 import os
 import socket
 import threading
@@ -8,7 +9,7 @@ import threading
 import pytest
 from serving import HANG_S
 
-from tlp_client.errors import DeadlineExceeded, Unreachable
+from tlp_client.errors import BadAnswer, DeadlineExceeded, ServiceError, Unreachable
 from tlp_client.transport import HttpTransport
 
 
@@ -154,3 +155,66 @@ def test_a_child_of_fork_has_connections_of_its_own():
             os._exit(len(transport._pool.pools))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert len(transport._pool.pools) == 1
+
+
+def test_what_follows_an_interim_answer_is_never_taken_for_that_of_the_next_request():
+    """Scores of another request, or the account of other measurements, which would be deleted as sent."""
+
+    def hints_and_answers_late(connection, stop):
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        if connection.recv(65536):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none")
+
+    second = replies(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntwo")
+    with server(hints_and_answers_late, second) as url:
+        transport = HttpTransport(url)
+        # Some Pythons skip interim answers, and find none after this one.
+        with pytest.raises(ServiceError):
+            transport.post("/v1/predict", b"{}", {}, 2.0)
+        assert transport.post("/v1/predict", b"{}", {}, 60.0).body == b"two"
+
+
+def test_an_answer_of_no_final_status_is_none():
+    with server(replies(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")) as url, pytest.raises(BadAnswer):
+        post(url, 60.0)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n",
+        HEAD + b"Content-Length: 2, 3\r\n\r\n{}",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 5000 + b"\r\nab\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n",
+        HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        HEAD + b"a: b\r\n" * 300 + b"\r\n{}",
+    ],
+    ids=lambda data: f"{data[:40]!r}... {len(data)} bytes",
+)
+def test_whatever_is_sent_for_an_answer_is_an_error_of_the_service(data):
+    with server(replies(data)) as url, pytest.raises(ServiceError):
+        post(url, 60.0)
+
+
+def test_a_failed_exchange_leaves_no_socket_to_the_garbage_collector():
+    """A worker asks again and again while the service is down, and may collect no garbage meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with server(*[replies(HEAD + b"Content-Length: 2, 3\r\n\r\n{}")] * 10) as url:
+            transport = HttpTransport(url)
+            for _ in range(10):
+                with pytest.raises(ServiceError):
+                    transport.post("/v1/predict", b"{}", {}, 60.0)
+        assert len(os.listdir("/proc/self/fd")) < before + 10
+    finally:
+        gc.enable()
