@@ -217,9 +217,12 @@ class Outbox:
             self._warned.clear()
 
     def _refuse(self, batch: list[Letter], error: ServiceError) -> None:
-        """Set letters back whose request got an answer that does not account for them; they stay first where there was none."""
+        """Set letters back whose request got an answer that does not account for them.
+
+        Where there was none, or the service is starting or stopping, they stay the first.
+        """
         is_answered = isinstance(error, (BadAnswer, DeadlineExceeded, Refused))
-        if not is_answered or (isinstance(error, Refused) and error.status in (429, 503)):
+        if not is_answered or (isinstance(error, Refused) and error.status == 503):
             return
         reason = _undeliverable(batch[0], error) if len(batch) == 1 else None
         if reason is not None:
@@ -233,7 +236,8 @@ class Outbox:
     def _warn(self, error: ServiceError) -> None:
         """Say once of each kind of refusal that letters wait, and why."""
         kind = (error.status, error.code) if isinstance(error, Refused) else type(error)
-        if kind in self._warned or isinstance(error, DeadlineExceeded):
+        is_busy = isinstance(error, DeadlineExceeded) or (isinstance(error, Refused) and error.status == 429)
+        if kind in self._warned or is_busy:
             return
         self._warned.add(kind)
         remedy = f"; {error.remedy}" if isinstance(error, Refused) else ""

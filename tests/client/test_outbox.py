@@ -2,10 +2,14 @@
 
 import json
 import os
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving import HANG_S
 
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, Unreachable
@@ -134,7 +138,7 @@ def test_one_rejected_record_does_not_hold_up_the_others(outbox, service, caplog
 REFUSALS = [
     *(Refused(400, "x", code) for code in ("malformed", "content_type", "unsupported", "")),
     *(Refused(422, "x", code) for code in ("invalid", "unknown_format", "unknown_field", "of_a_later_server")),
-    *(Refused(status, "<html>") for status in (401, 403, 404, 405, 409, 411, 415, 422, 451, 500, 501, 502, 504, 599)),
+    *(Refused(status, "<html>") for status in (401, 403, 404, 405, 409, 411, 415, 422, 429, 451, 500, 501, 502, 504, 599)),
     Refused(413, "<html>a proxy's limit"),
     BadAnswer("of another format"),
     DeadlineExceeded("no answer"),
@@ -284,6 +288,47 @@ def test_a_letter_that_spoils_its_request_goes_to_quarantine_once_it_is_alone(
     box.close()
     assert (sorted(service.order), box.rejected) == (["id-1", "id-2"], 1)
     assert [entry["id"] for entry in quarantined(tmp_path)] == ["bad"]
+
+
+MOODS = st.one_of(
+    st.sampled_from(
+        [*REFUSALS, Unreachable("down"), Refused(503, "starting"), Refused(413, "x", "too_large")]
+    ),
+    st.sets(st.integers(0, 3)),  # positions that are rejected
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    puts=st.lists(st.tuples(st.integers(1, 6), st.sampled_from(["v1", "v2", None])), min_size=1, max_size=5),
+    moods=st.lists(MOODS, max_size=25),
+)
+def test_whatever_is_answered_each_letter_is_kept_by_the_service_or_in_quarantine(puts, moods):
+    class Moody(Service):
+        def send(self, lines, *, worker, version):
+            mood = moods.pop(0) if moods else set()
+            if isinstance(mood, Exception):
+                raise mood
+            self.poison = {lines[place][0] for place in mood if place < len(lines)}
+            return super().send(lines, worker=worker, version=version)
+
+    service = Moody()
+    with tempfile.TemporaryDirectory() as name:
+        spool = Spool(Path(name), "http://x", None)
+        box = Outbox(
+            service, "w", spool=spool, batch=4, first_pause_s=0.0001, longest_pause_s=0.0001, exit_wait_s=0
+        )
+        put = 0
+        for count, version in puts:
+            box.put(letters(*range(put, put + count)), version)
+            put += count
+        assert box.flush(HANG_S)
+        box.close()
+        box._thread.join(HANG_S)
+        lines = [line for path in Path(name).iterdir() for line in path.read_text().splitlines()]
+        rest = [json.loads(line)["id"] for line in lines]
+    assert sorted([*service.kept, *rest]) == sorted(f"id-{n}" for n in range(put))
+    assert (box.acknowledged, box.rejected) == (len(service.kept), len(rest))
 
 
 def test_a_request_is_bounded_in_bytes(outbox, service):
