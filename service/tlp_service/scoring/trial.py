@@ -7,10 +7,12 @@ first tried here; `tlp_service.scoring.loader` starts this process and reads wha
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -77,13 +79,22 @@ class Verdict(msgspec.Struct, frozen=True):
 def _limit(trial: Trial) -> None:
     """Give this process its limits, and make it the first to go where memory runs out."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (trial.max_cpu_s, trial.max_cpu_s + 5))
+    _limit_cpu(trial.max_cpu_s)
     if trial.device == "cpu":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         soft = _MAX_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MAX_BYTES)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     with contextlib.suppress(OSError):
         _OOM_SCORE.write_text("1000")
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Have the kernel kill this process after so many seconds of processor time, all its threads together."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(seconds)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
 
 
 def _try(trial: Trial) -> Verdict:
@@ -96,6 +107,8 @@ def _try(trial: Trial) -> Verdict:
             loaded.score_all(inputs.table, inputs.plan)
         if trial.chunk is None:
             return Verdict()
+        # It returns, so what follows is bounded, too; but all processors take part in it.
+        _limit_cpu(time.process_time() + trial.max_cpu_s * trial.threads)
         network = scorer.manifest.networks[0]
         path = folder / network.file
         return Verdict(calibration=calibrate(path, network.steps, trial.device, trial.threads, trial.chunk))
