@@ -99,13 +99,13 @@ class LogReader:
                     yield latest, number, outcome
 
     def read_lines(
-        self, lines: Iterable[bytes], source: str = "input"
+        self, lines: Iterable[bytes], source: str = "input", first: int = 1
     ) -> Iterator[tuple[int, Record | RefusedLine]]:
-        """Yield ``(line number, record or refused line)`` for each line that is not blank or a comment."""
-        number = 0
+        """Yield ``(line number, record or refused line)`` for each line that is not blank or a comment; the first line has the number `first`."""
+        number = first - 1
         self._refused_before = self.counts["refused"]
         try:
-            for number, raw in enumerate(lines, start=1):
+            for number, raw in enumerate(lines, start=first):
                 outcome = self._read_line(raw, source, number)
                 if outcome is not None:
                     yield number, outcome

@@ -370,3 +370,55 @@ def _received(caller):
         return caller.recv(4096)
     except OSError:
         return b""
+
+
+#: What is the largest of its kind, what is larger by one, and what is said of that.
+TOO_LARGE = {
+    "steps": ([["CI", 1]] * 512, [["CI", 1]] * 513, "513 primitives are more than the 512"),
+    "sources": ([["FFSP", 0, 0, [0] * 16, 1, 1]], [["FFSP", 0, 0, [0] * 17, 1, 1]], "at most 16 entries, got 17"),
+    "sizes": ([["FFSP", 0, 0, [0] * 16, 1, 1]] * 64, [["FFSP", 0, 0, [0] * 16, 1, 1]] * 65, "1040 sizes, which are more than the 1024"),
+    "entries": ([["RE", 0, [0] * 256]], [["RE", 0, [0] * 257]], "at most 256 entries, got 257"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_a_candidate_may_not_be_more_than_what_anybody_can_afford_to_score(server, kind):
+    """A legal body of 16 kB held the event loop for two seconds, one of 129 kB the readers for a minute."""
+    largest, larger, message = TOO_LARGE[kind]
+    request = {**PREDICT, "candidates": [largest, larger]}
+    request.pop("primitives", None)
+    check(server.post("/v1/predict", request), 422, "invalid", "candidates[1]", message)
+    status, answer = server.post("/v1/predict", {**request, "on_invalid": "report"})
+    assert status == 200
+    assert [error["candidate"] for error in answer["errors"] if message in error["error"]] == [1]
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_a_record_may_not_be_more_than_what_anybody_can_afford_to_read(
+    server, kind, measured_request, measured_lines
+):
+    """What is accepted is replayed by the recorder and by each training."""
+    largest, larger, message = TOO_LARGE[kind]
+    for record, steps in zip(measured_request["records"], (largest, larger), strict=False):
+        record["record"]["i"][1][1] = steps
+        record["id"] += kind
+    measured_request["records"][2]["id"] += kind
+    check(server.post("/v1/measurements", measured_request), 422, "invalid", "records[1]", message)
+    status, answer = server.post("/v1/measurements", {**measured_request, "on_invalid": "report"})
+    assert (status, answer["accepted"]) == (200, 2)
+    assert [(r["record"], message in r["error"]) for r in answer["rejected"]] == [(1, True)]
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["by pieces", "as a whole"])
+def test_a_record_of_too_many_costs_or_bytes_is_rejected_by_itself(server, measured_request, is_large):
+    costs, key, _ = measured_request["records"]
+    costs["record"]["r"][0] = [0.001] * 1001
+    key["record"]["i"][0][0] = "k" * 65_000
+    for record in measured_request["records"]:
+        record["id"] += f"-bytes-{is_large}"
+    body = json.dumps({**measured_request, "on_invalid": "report"}).encode() + b" " * (2 << 20) * is_large
+    status, answer = server.post("/v1/measurements", body)
+    assert (status, answer["accepted"]) == (200, 1)
+    assert [r["record"] for r in answer["rejected"]] == [0, 1]
+    assert "1001 are more than the 1000 that a record may have" in answer["rejected"][0]["error"]
+    assert "bytes, which are more than the 65536 that a record may have" in answer["rejected"][1]["error"]

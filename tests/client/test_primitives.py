@@ -3,7 +3,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlp_client.errors import InvalidPrimitive
-from tlp_client.primitives import ARGUMENTS, Primitive, read_primitive
+from tlp_client.primitives import (
+    ARGUMENTS,
+    MAX_ENTRIES,
+    MAX_LENGTHS,
+    MAX_SIZES,
+    MAX_SOURCES,
+    MAX_STEPS,
+    MAX_TEXT,
+    Primitive,
+    check_candidate,
+    read_primitive,
+    sizes_of,
+)
 
 ONE_OF_EACH = [
     ["AN", 3, 21, 2],
@@ -82,3 +94,40 @@ def test_any_json_is_a_primitive_or_a_clear_refusal(step):
     except InvalidPrimitive:
         return
     assert primitive.to_json() == step
+
+
+@pytest.mark.parametrize(
+    ("limit", "make", "what"),
+    [
+        (MAX_LENGTHS, lambda n: ["SP", 0, 0, 64, [1] * n, 1], "'lengths' of SP: expected at most 16 entries, got 17"),
+        (MAX_SOURCES, lambda n: ["FFSP", 0, 0, [1] * n, 1, 1], "'source steps' of FFSP: expected at most 16 entries, got 17"),
+        (MAX_ENTRIES, lambda n: ["RE", 0, list(range(n))], "'order' of RE: expected at most 256 entries, got 257"),
+        (MAX_ENTRIES, lambda n: ["FU", 0, [0] * n], "'fused iterators' of FU: expected at most 256 entries, got 257"),
+        (MAX_ENTRIES, lambda n: ["CHR", 0, "shared", [0] * n], "'reader stages' of CHR: expected at most 256 entries, got 257"),
+        (MAX_TEXT, lambda n: ["PR", 0, 0, "x" * n], "'pragma' of PR: expected at most 256 characters, got 257"),
+        (MAX_TEXT, lambda n: ["CHW", 0, "x" * n], "'scope' of CHW: expected at most 256 characters, got 257"),
+    ],
+)  # fmt: skip
+def test_what_a_primitive_may_hold_ends_exactly_at_its_bound(limit, make, what):
+    assert read_primitive(make(limit)).to_json() == make(limit)
+    with pytest.raises(InvalidPrimitive) as refused:
+        read_primitive(make(limit + 1))
+    assert what in str(refused.value)
+
+
+def test_a_candidate_may_have_so_many_primitives():
+    step = read_primitive(["CI", 4])
+    check_candidate([step] * MAX_STEPS)
+    with pytest.raises(InvalidPrimitive, match="513 primitives are more than the 512"):
+        check_candidate([step] * (MAX_STEPS + 1))
+
+
+def test_a_candidate_may_have_so_many_sizes():
+    """Each split of three lengths has four sizes, one that follows another five, and one that follows 16 of those one of each."""
+    split, follower, fused = map(
+        read_primitive, (["SP", 0, 0, 64, [4, 2, 8], 1], ["FSP", 1, 0, 0, 2], ["FFSP", 1, 0, [0] * 16, 1, 1])
+    )
+    assert list(map(sizes_of, (split, follower, fused))) == [4, 5, 16]
+    check_candidate([fused] * (MAX_SIZES // 16))
+    with pytest.raises(InvalidPrimitive, match="1028 sizes, which are more than the 1024"):
+        check_candidate([fused] * (MAX_SIZES // 16) + [split])

@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlp_client.errors import InvalidInput, InvalidRecord
-from tlp_client.primitives import Primitive
-from tlp_client.records import Record, RecordParser, read_record, split_primitives
+from tlp_client.primitives import MAX_STEPS, Primitive
+from tlp_client.records import (
+    MAX_COSTS,
+    MAX_LINE_BYTES,
+    Record,
+    RecordParser,
+    read_record,
+    split_primitives,
+)
 
 LINE = (
     '{"i": [["[\\"matmul\\", 128]", "llvm -keys=cpu", [18, 64, 64, 0, 0, 0, 0, 0], "", 2, []], '
@@ -172,3 +179,52 @@ def test_any_damage_to_a_line_is_refused_or_read_alike_by_both_ways(start, lengt
     except InvalidInput:
         return
     assert record == read_record(json.loads(line))
+
+
+def record_of(key="k", steps=(), costs=(1,)):
+    return {"i": [[key, "llvm"], [[], list(steps)]], "r": [list(costs), 0, 1, 1], "v": "v0.6"}
+
+
+def of_bytes(length):
+    """Return a record whose line has so many bytes."""
+    short = read_record(record_of("k")).to_line()
+    return record_of("k" * (length - len(short) + 1))
+
+
+def read_both(document):
+    """Read a record as an object and as text, as TVM and as a thrifty writer write it."""
+    texts = [json.dumps(document), json.dumps(document, separators=(",", ":"))]
+    return [read_record(document), *map(parse, texts)]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (record_of(steps=[["CI", 4]] * MAX_STEPS), record_of(steps=[["CI", 4]] * (MAX_STEPS + 1)), "513 primitives are more than the 512"),
+        (record_of(costs=[1] * MAX_COSTS), record_of(costs=[1] * (MAX_COSTS + 1)), r"r\[0\], the costs: 1001 are more than the 1000"),
+        (record_of(steps=[["FFSP", 0, 0, [0] * 16, 1, 1]] * 64), record_of(steps=[["FFSP", 0, 0, [0] * 16, 1, 1]] * 65), "1040 sizes"),
+        (of_bytes(MAX_LINE_BYTES), of_bytes(MAX_LINE_BYTES + 1), "65537 bytes, which are more than the 65536"),
+    ],
+    ids=["steps", "costs", "sizes", "bytes"],
+)  # fmt: skip
+def test_what_a_record_may_be_ends_exactly_at_its_bound(good, bad, message):
+    for record in read_both(good):
+        assert parse(record.to_line()) == record
+    for read in (read_record, lambda document: parse(json.dumps(document)), lambda document: parse(json.dumps(document, separators=(",", ":")))):  # fmt: skip
+        with pytest.raises(InvalidInput, match=message):
+            read(bad)
+
+
+def test_what_is_accepted_is_accepted_again_from_where_it_is_kept():
+    """The line that is kept has blanks that the one which came may lack: the recorder must not refuse what the server took."""
+    steps = [["RE", 0, list(range(120))]] * 140
+    document = record_of(steps=steps)
+    thrifty = json.dumps(document, separators=(",", ":"))
+    assert len(thrifty) < MAX_LINE_BYTES < len(json.dumps(document))
+    with pytest.raises(InvalidRecord, match="bytes, which are more than"):
+        parse(thrifty)
+    with pytest.raises(InvalidRecord, match="bytes, which are more than"):
+        read_record(document)
+    letters = record_of("é" * 40_000)  # bytes, not characters
+    with pytest.raises(InvalidRecord, match="bytes, which are more than"):
+        parse(json.dumps(letters, ensure_ascii=False))

@@ -347,3 +347,31 @@ def test_any_value_anywhere_is_read_or_clearly_refused(place, value):
     for read, body in ((read_predict, document()), (read_measurements, measured())):
         with contextlib.suppress(InvalidRequest):
             read({**body, place: value})
+
+
+def test_a_candidate_that_is_too_large_is_an_error_of_its_own():
+    steps, sizes, far = (
+        [["CI", 4]] * 513,
+        [["FFSP", 0, 0, [0] * 16, 1, 1]] * 65,
+        [["FFSP", 0, 0, [0] * 17, 1, 1]],
+    )
+    candidates = [steps[1:], steps, sizes[1:], sizes, [["CI", 1]], far]
+    known = [["CI", 4], ["FFSP", 0, 0, [0] * 16, 1, 1], ["CI", 1], far[0]]
+    indexed = [[known.index(step) for step in candidate] for candidate in candidates]
+    for fields in ({"candidates": candidates}, {"candidates": indexed, "primitives": known}):
+        document = {"format": 1, "task": {"workload_key": "[]", "target": "llvm"}, **fields}
+        with pytest.raises(InvalidRequest, match=r"candidates\[1\]: 513 primitives are more than the 512"):
+            read_predict(document)
+        request = read_predict({**document, "on_invalid": "report"})
+        assert sorted(request.errors) == [1, 3, 5]
+        assert request.errors[3].startswith(
+            "candidates[3]: its splits have 1040 sizes, which are more than the 1024"
+        )
+        assert request.errors[5].startswith("candidates[5], primitive 0")
+        assert request.errors[5].endswith(
+            "argument 'source steps' of FFSP: expected at most 16 entries, got 17"
+        )
+        assert request.lengths.tolist() == [512, 0, 64, 0, 1, 0]
+        assert [request.primitives[n] for n in request.indices[[0, 512, 576]]] == [
+            Primitive("CI", (4,)), Primitive("FFSP", (0, 0, (0,) * 16, 1, 1)), Primitive("CI", (1,))
+        ]  # fmt: skip

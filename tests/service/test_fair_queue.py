@@ -48,6 +48,37 @@ def test_a_small_request_does_not_wait_behind_eight_large_ones():
     assert (part.job.client, part.count) == ("small", 16)
 
 
+def test_what_a_job_turns_out_to_be_waits_for_its_turn_and_is_paid_for():
+    large, own, other = job("a", 10), job("a", 1), job("b", 1)
+    queue = queue_of(large)
+    ((part,), _) = queue.take(100, 0.0)
+    queue.offer(own, 0.0)
+    queue.offer(other, 0.0)
+    assert not queue.returned(part, 0.1, more=50)
+    assert (queue.waiting, large.left, large.is_over) == (52, 50, False)
+    assert served(queue, 100) == [[("b", 0, 1)], [("a", 0, 1)], [("a", 10, 50)]]
+    assert large.is_over
+    assert (queue.waiting, queue.held_bytes, queue.clients) == (0, 0, 0)
+
+
+def test_what_is_found_of_a_job_that_still_waits_is_added_to_it():
+    queue = queue_of(job("a", 10))
+    ((part,), _) = queue.take(4, 0.0)
+    assert not queue.returned(part, 0, more=5)
+    assert queue.waiting == 11
+    assert served(queue, 100) == [[("a", 4, 11)]]
+
+
+def test_nothing_is_added_to_a_job_that_was_withdrawn():
+    large = job("a", 10)
+    queue = queue_of(large)
+    ((part,), _) = queue.take(100, 0.0)
+    queue.withdraw(large)
+    assert not queue.returned(part, 0, more=50)
+    assert queue.is_empty
+    assert queue.waiting == 0
+
+
 def test_many_small_requests_of_one_client_get_no_more_than_its_share():
     queue = queue_of(job("large", 2048))
     counts = {"large": 0, "greedy": 0}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlp_client.primitives import ARGUMENTS, INT, INTS, Primitive, read_primitive
+from tlp_service.features import loop_nest
 from tlp_service.features.loop_nest import SIZES, UNROLL, replay
 
 
@@ -143,3 +144,26 @@ def test_any_schedule_is_replayed(primitives):
     assert len(stages) <= 64
     for stage in stages:
         assert all(0 <= size < len(primitives) * SIZES for loop in stage.loops for size in loop.sizes)
+
+
+class Counted(int):
+    """A size that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return int(self) == int(other)
+
+
+def test_a_fused_split_looks_at_each_size_once():
+    """A loop of thousands of sizes was compared with each of those that a step follows: work that grew with their product."""
+    Counted.compared = 0
+    state = loop_nest._State()
+    state.splits = {n: [(Counted(n),), (Counted(1000 + n),)] for n in range(500)}
+    state.stage(0).loops = [loop_nest.Loop(tuple(Counted(500 + n) for n in range(1000)))]
+    loop_nest._follow_fused_split(state, 600, 0, 0, tuple(range(500)), 0, 1)
+    rest, part = state.stages[0].loops
+    assert (len(rest.sizes), len(part.sizes)) == (500, 500)
+    assert Counted.compared <= 2000

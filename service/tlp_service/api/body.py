@@ -110,6 +110,11 @@ class Reservation:
         self._bytes += more if has_room else 0
         return has_room
 
+    def shrink(self, less: int) -> None:
+        """Count so many bytes less."""
+        self._memory.change(-less, self._bytes)
+        self._bytes -= less
+
     def release(self) -> None:
         """Count none of them any more."""
         self._memory.change(-self._bytes, self._bytes)

@@ -36,8 +36,10 @@ from tlp_service.api.body import (
 )
 from tlp_service.api.missing import once_loaded
 from tlp_service.api.service import Caller, Service
-from tlp_service.api.tuning_log import LogLines, predict_requests, read_log
+from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
 from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, QueueFull, UnknownName
+from tlp_service.scheduling.steps import Steps
+from tlp_service.scoring.candidates import SmallTasks
 from tlp_service.scoring.scorer import Prepared, Scored, Scorer
 
 router = APIRouter()
@@ -81,7 +83,9 @@ async def _answer_request(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
     read = partial(_read_request, service, body)
-    prepared = await once_loaded(service, caller, partial(caller.read, service.engine, read, len(body)))
+    prepared = await once_loaded(
+        service, caller, partial(caller.read_in_steps, service.engine, read, len(body))
+    )
     del body, read
     memory.release()
     scored = await _score(service, caller, prepared)
@@ -93,18 +97,23 @@ async def _answer_request(
     return await _encode(prepared.scorer, scored.scores, errors, **more)
 
 
-def _read_request(service: Service, body: bytes) -> Prepared:
+def _read_request(service: Service, body: bytes) -> Steps[Prepared]:
     document = decode_json(body)
+    del body
     check_count(document, "candidates", service.settings.max_candidates)
     check_count(document, "primitives", service.settings.max_primitives)
     request = read_predict(document)
+    del document
     scorer = service.engine.versions.get(request.version)
     _check_primitives(service, request)
-    return scorer.prepare(request)
+    return (yield from scorer.prepare_in_steps(request))
 
 
 async def _score(service: Service, caller: Caller, prepared: Prepared) -> Scored:
-    raw = await caller.wait(service.engine.executor, prepared.candidates)
+    return _finish(service, prepared, await caller.wait(service.engine.executor, prepared.candidates))
+
+
+def _finish(service: Service, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
     scored = prepared.scorer.finish(prepared, raw)
     _count(service, prepared.scorer, scored)
     return scored
@@ -115,23 +124,25 @@ async def _answer_log(
 ) -> bytes:
     platform, version = query["platform"], query["version"]
     scorer = await once_loaded(service, caller, partial(_version, service, version))
-    read = partial(_read_log, service, scorer, body, platform, version)
-    lines, tasks = await caller.read(service.engine, read, len(body))
+    size = len(body)
+    read = partial(tasks_in_steps, body, service.settings.max_candidates)
+    lines, tasks = await caller.read_in_steps(service.engine, read, size)
     del body, read
-    memory.release()
-    # Its tasks are scored one after the other, so the queue knows of one at a time.
-    if not memory.grow(sum(t.candidates.idle_bytes for t, _ in tasks if isinstance(t, Prepared))):
-        raise QueueFull("other requests leave no memory for the tasks of this log", retry_after=1)
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
-    while tasks:
-        prepared, positions = tasks.pop()
-        if isinstance(prepared, ApiError):
-            errors.update(dict.fromkeys(positions, str(prepared)))
-            continue
-        scored = await _score(service, caller, prepared)
-        scores[positions] = scored.scores
-        errors.update({positions[p]: message for p, message in scored.errors.items()})
+    # Prepared and scored group by group: neither the queue nor the memory ever holds a whole log.
+    for group in groups_of(tasks):
+        prepare = partial(_prepare_tasks, service, scorer, lines, group, platform, version)
+        prepared = await caller.read_in_steps(service.engine, prepare, size, units=len(group))
+        positions_of = [positions for _, positions in group]
+        for positions, scored in zip(
+            positions_of, await _score_tasks(service, caller, memory, prepared), strict=True
+        ):
+            if isinstance(scored, ApiError):
+                errors.update(dict.fromkeys(positions, str(scored)))
+                continue
+            scores[positions] = scored.scores
+            errors.update({positions[p]: message for p, message in scored.errors.items()})
     return await _encode(scorer, scores, _line_errors(lines, errors), lines=lines.numbers)
 
 
@@ -140,22 +151,53 @@ async def _version(service: Service, version: str | None) -> Scorer:
     return service.engine.versions.get(version)
 
 
-def _read_log(
-    service: Service, scorer: Scorer, body: bytes, platform: str | None, version: str | None
-) -> tuple[LogLines, list[tuple[Prepared | ApiError, list[int]]]]:
-    """Return the lines of a log, and of each of its tasks what is to be scored, or why it can't be, with its lines' positions."""
-    lines = read_log(body, service.settings.max_candidates)
-    tasks: list[tuple[Prepared | ApiError, list[int]]] = []
-    for request, positions in predict_requests(lines, platform, version):
-        try:
-            _check_primitives(service, request)
-            tasks.append((scorer.prepare(request), positions))
-        except (InvalidBody, UnknownName) as error:
-            if error.code == "unknown_platform" and platform is not None:
-                raise  # the platform of all lines
-            # The target of this task does not decide the network, or contradicts the platform; another's may not.
-            tasks.append((error, positions))
-    return lines, tasks
+def _prepare_tasks(
+    service: Service,
+    scorer: Scorer,
+    lines: LogLines,
+    group: list[LogTask],
+    platform: str | None,
+    version: str | None,
+) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
+    """Return of each task what is to be scored, or why it can't be."""
+    requests = []
+    for task in group:
+        request = yield from request_in_steps(lines, task, platform, version)
+        _check_primitives(service, request)
+        requests.append(request)
+    prepared = yield from scorer.prepare_all_in_steps(requests)
+    for one in prepared:
+        # That the target of a task does not decide the network, or contradicts the platform, says nothing about the other tasks.
+        if isinstance(one, ApiError) and one.code == "unknown_platform" and platform is not None:
+            raise one  # the platform of all lines
+    return prepared
+
+
+async def _score_tasks(
+    service: Service,
+    caller: Caller,
+    memory: Reservation,
+    tasks: list[Prepared | InvalidBody | UnknownName],
+) -> list[Scored | InvalidBody | UnknownName]:
+    """Return the scores of tasks, or why they have none. The small ones are one job, the others a job each."""
+    executor = service.engine.executor
+    works = [task.candidates for task in tasks if isinstance(task, Prepared)]
+    nbytes = sum(work.idle_bytes for work in works)
+    if not memory.grow(nbytes):
+        raise QueueFull("other requests leave no memory for the tasks of this log", retry_after=1)
+    small = [work for work in works if work.plan.candidates <= service.engine.calibration.chunk]
+    if small:
+        await caller.wait(executor, SmallTasks(small))
+    found: list[Scored | InvalidBody | UnknownName] = []
+    for task in tasks:
+        if not isinstance(task, Prepared):
+            found.append(task)
+            continue
+        is_done = task.candidates.plan.candidates <= service.engine.calibration.chunk
+        raw = task.candidates.result() if is_done else await caller.wait(executor, task.candidates)
+        found.append(_finish(service, task, raw))
+    memory.shrink(nbytes)
+    return found
 
 
 def _deadline(request: Request) -> float | None:

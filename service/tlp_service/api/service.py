@@ -33,7 +33,7 @@ _LARGE = 1 << 20
 
 
 class Reading(Work[Any]):
-    """The reading of a body, as work for an `Executor` with one thread.
+    """The reading of a body, or what comes of it, as work for an `Executor` with one thread.
 
     Parameters
     ----------
@@ -180,26 +180,28 @@ class Caller:
             executor.withdraw(job)
             result.cancel()
 
-    async def read(
-        self,
-        engine: Engine,
-        read: Callable[[], Steps[T]] | Callable[[], T],
-        size: int,
-        is_measured: bool = False,
-        units: int | None = None,
+    async def read(self, engine: Engine, read: Callable[[], T], size: int, is_measured: bool = False) -> T:
+        """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
+        said: T = await self._read(engine.readers_of(size, is_measured), read, size, size)
+        return said
+
+    async def read_in_steps(
+        self, engine: Engine, read: Callable[[], Steps[T]], size: int, units: int | None = None
     ) -> T:
-        """Return what `read` makes of a body of `size` bytes; large ones, and small ones with much work, wait for their turn.
+        """Return what `read` makes of a body of `size` bytes in steps; large ones, and small ones with much work, wait for their turn.
 
         Parameters
         ----------
         units : int, optional
             Work that is known from the beginning, where it is not that of decoding the body.
         """
-        reading = Reading(read, size if units is None else units)
+        said: T = await self._read(engine.readers_of(size), read, size, size if units is None else units)
+        return said
+
+    async def _read(self, readers: Executor[Reading], read: Callable[[], Any], size: int, units: int) -> Any:
+        reading = Reading(read, units)
         if size <= _SMALL:
             self.left()
             if reading.advance(_INLINE):
-                said: T = reading.result()
-                return said
-        said = await self.wait(engine.readers_of(size, is_measured), reading)
-        return said
+                return reading.result()
+        return await self.wait(readers, reading)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
 
 from tlp_client.errors import InvalidRequest
 from tlp_client.logs import LogReader, RefusedLine
+from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
-from tlp_client.wire.predict import PredictRequest, request_of
+from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BodyTooLarge, InvalidBody
+from tlp_service.scheduling.steps import Steps, finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +37,24 @@ class LogLines:
     outcomes: list[Record | RefusedLine]
 
 
+#: A task of a log, and the positions of its candidates in the log.
+LogTask: TypeAlias = tuple[Task, list[int]]
+
+#: Lines that are read in one step, and units of work of each, see `tlp_service.scheduling.steps`; a byte is one more.
+_STEP_LINES, _LINE_COST = 256, 300
+#: Candidates that are indexed in one step, and units of work of each of their primitives.
+_STEP_CANDIDATES, _INDEX_COST = 512, 15
+#: Tasks and candidates of one log that are prepared and wait to be scored at a time.
+_GROUP_TASKS, _GROUP_CANDIDATES = 128, 4096
+
+
 def read_log(body: bytes, limit: int) -> LogLines:
-    """Return the lines of a log.
+    """Return the lines of a log, see `log_in_steps`."""
+    return finished(log_in_steps(body, limit))
+
+
+def log_in_steps(body: bytes, limit: int) -> Steps[LogLines]:
+    """Read the lines of a log, in steps that each take a bounded time.
 
     Raises
     ------
@@ -44,30 +67,70 @@ def read_log(body: bytes, limit: int) -> LogLines:
         raise InvalidBody("body: a gzip file; send it with Content-Encoding: gzip")
     numbers: list[int] = []
     outcomes: list[Record | RefusedLine] = []
-    for number, outcome in LogReader().read_lines(io.BytesIO(body), "line"):
-        if len(numbers) >= limit:
-            raise BodyTooLarge(f"line {number}: more than the {limit} records that one request may hold")
-        numbers.append(number)
-        outcomes.append(outcome)
+    reader, rest, first = LogReader(), io.BytesIO(body), 1
+    while lines := list(islice(rest, _STEP_LINES)):
+        yield sum(map(len, lines)) + _LINE_COST * len(lines)
+        for number, outcome in reader.read_lines(lines, "line", first):
+            if len(numbers) >= limit:
+                raise BodyTooLarge(f"line {number}: more than the {limit} records that one request may hold")
+            numbers.append(number)
+            outcomes.append(outcome)
+        first += len(lines)
     if not numbers:
         raise InvalidBody("body: the log holds no record")
     return LogLines(numbers, outcomes)
 
 
-def predict_requests(
-    lines: LogLines, platform: str | None, version: str | None
-) -> list[tuple[PredictRequest, list[int]]]:
-    """Return one predict request for each task of the log, with the positions of its candidates."""
+def tasks_in_steps(body: bytes, limit: int) -> Steps[tuple[LogLines, list[LogTask]]]:
+    """Read a log, in steps that each take a bounded time, and return its lines and its tasks."""
+    lines = yield from log_in_steps(body, limit)
     by_task: dict[Task, list[int]] = {}
+    yield _LINE_COST * len(lines.outcomes)
     for position, outcome in enumerate(lines.outcomes):
         if isinstance(outcome, Record):
             by_task.setdefault(outcome.task, []).append(position)
-    requests = []
-    for task, positions in by_task.items():
-        records = [r for p in positions if isinstance(r := lines.outcomes[p], Record)]
-        candidates = (record.primitives for record in records)
-        requests.append((request_of(task, candidates, platform, version), positions))
-    return requests
+    return lines, list(by_task.items())
+
+
+def groups_of(tasks: Sequence[LogTask]) -> Iterator[list[LogTask]]:
+    """Yield the tasks of a log in groups, so that what is prepared at a time is bounded; a large task is a group of its own."""
+    group: list[LogTask] = []
+    candidates = 0
+    for task, positions in tasks:
+        is_full = len(group) >= _GROUP_TASKS or candidates + len(positions) > _GROUP_CANDIDATES
+        if group and is_full:
+            yield group
+            group, candidates = [], 0
+        group.append((task, positions))
+        candidates += len(positions)
+    if group:
+        yield group
+
+
+def request_in_steps(
+    lines: LogLines, task: LogTask, platform: str | None, version: str | None
+) -> Steps[PredictRequest]:
+    """Make the predict request of a task of a log, in steps that each take a bounded time."""
+    known: dict[Primitive, int] = {}
+    indices: list[int] = []
+    lengths: list[int] = []
+    positions = task[1]
+    for begin in range(0, len(positions), _STEP_CANDIDATES):
+        records = [lines.outcomes[p] for p in positions[begin : begin + _STEP_CANDIDATES]]
+        candidates = [record.primitives for record in records if isinstance(record, Record)]
+        lengths += map(len, candidates)
+        yield _LINE_COST + _INDEX_COST * sum(lengths[begin:])
+        indices += [known.setdefault(p, len(known)) for candidate in candidates for p in candidate]
+    return PredictRequest(
+        workload_key=task[0].workload_key,
+        target=task[0].target,
+        platform=platform,
+        version=version,
+        report_invalid=True,
+        primitives=list(known),
+        indices=np.array(indices, dtype=np.int64),
+        lengths=np.array(lengths, dtype=np.int64),
+    )
 
 
 def measurements(lines: LogLines, platform: str | None) -> tuple[list[Measurement], list[tuple[int, str]]]:

@@ -52,7 +52,7 @@ _GATHERED = 1 << 20
 #: Units of work, see `tlp_service.scheduling.steps`: of a block, of a distinct primitive, of a candidate, of a place, of a skeleton that is replayed
 #: and of each of its primitives. As measured.
 _BLOCK_COST, _PRIMITIVE_COST, _CANDIDATE_COST, _PLACE_COST = 32_000, 150, 200, 10
-_SKELETON_COST, _REPLAY_COST = 6_000, 300
+_SKELETON_COST, _REPLAY_COST = 6_000, 600
 #: Of half precision, with a margin.
 _LARGEST = 6e4
 

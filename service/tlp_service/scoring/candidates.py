@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 
 #: Bytes of the objects around the arrays of a request.
 _OBJECT_BYTES = 4096
+
+#: What a run of its own takes beside its candidates, in terms of those.
+_RUN_COST = 7
 
 RawScores = npt.NDArray[np.float32]
 
@@ -88,3 +92,53 @@ class Candidates(Work[RawScores]):
         """Log what a network has raised; the caller gets no inner detail."""
         log.error("the network failed", exc_info=error)
         return ScoringFailed("the network failed, see the server's log")
+
+
+class SmallTasks(Work[list[RawScores]]):
+    """The candidates of many tasks, each of at most a chunk, as one job: a job of its own for each would be more work than to score it.
+
+    Each task is encoded and scored by itself, so its scores are those that it has alone.
+
+    Parameters
+    ----------
+    works : sequence of Candidates
+        At least one.
+    """
+
+    def __init__(self, works: Sequence[Candidates]) -> None:
+        super().__init__()
+        self._works = works
+        self._ends = list(accumulate(_RUN_COST + work.size for work in works))
+
+    @property
+    def size(self) -> int:
+        """Units of work: candidates, what encoding takes in terms of them, and the runs."""
+        return self._ends[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds; the encoded rows are those of one task at a time."""
+        encoded = max(len(work.table) * work.network.encoded_bytes for work in self._works)
+        return encoded + sum(work.idle_bytes for work in self._works)
+
+    def run(self, first: int, count: int) -> None:
+        """Score the tasks whose last unit is one of these."""
+        begin, end = bisect_right(self._ends, first), bisect_right(self._ends, first + count)
+        by_network: dict[OnnxNetwork, list[Candidates]] = {}
+        for work in self._works[begin:end]:
+            by_network.setdefault(work.network, []).append(work)
+        for network, works in by_network.items():
+            if network.mixes:
+                works[0].run_together([(work, 0, work.size) for work in works])
+                continue
+            for work in works:
+                work.run(0, work.size)
+                work.result()  # lets go of the encoded rows
+
+    def result(self) -> list[RawScores]:
+        """Return the raw scores of each task, in the order of its candidates."""
+        return [work.result() for work in self._works]
+
+    def failure(self, error: Exception) -> Exception:
+        """Log what a network has raised; the caller gets no inner detail."""
+        return self._works[0].failure(error)

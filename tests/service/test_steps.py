@@ -1,0 +1,231 @@
+"""Computations in steps: how far they go at a time, and who gets a turn between two slices."""
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+from models import write_linear_version
+
+from tlp_client.wire.predict import read_predict
+from tlp_service.api import service as service_module
+from tlp_service.api import tuning_log
+from tlp_service.api.service import Caller, Reading
+from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
+from tlp_service.errors import DeadlinePassed
+from tlp_service.scheduling.executor import Executor
+from tlp_service.scheduling.fair_queue import FairQueue
+from tlp_service.scheduling.steps import advance, finished
+from tlp_service.scoring.candidates import SmallTasks
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.serve import start_engine
+from tlp_service.settings import read_settings, shipped_model
+
+#: Seconds until a test is given up.
+HANG_S = 120
+
+
+def counted(costs, done, result="read"):
+    """Yield these costs, and note the number of each step when it is made."""
+    for number, cost in enumerate(costs):
+        yield cost
+        done.append(number)
+    return result
+
+
+def test_steps_are_made_as_long_as_they_fit_but_at_least_one():
+    done = []
+    steps = counted([5, 5, 5, 100, 1], done)
+    assert advance(steps, 12) == (5, None)
+    assert done == [0, 1]
+    assert advance(steps, 12, 5) == (100, None)
+    assert done == [0, 1, 2]
+    assert advance(steps, 12, 100) == (1, None)
+    assert done == [0, 1, 2, 3]
+    assert advance(steps, 12, 1) == (0, "read")
+    assert finished(counted([1, 2, 3], done, "all")) == "all"
+
+
+@pytest.fixture
+def reader():
+    executor = Executor(FairQueue(10**9, 10**9, 1e7, unit="bytes"), threads=1, chunk=10**9, name="read")
+    yield executor
+    executor.close()
+
+
+class Gate:
+    """Steps of a slice each, in which the thread waits until it is let on."""
+
+    def __init__(self, steps, order=None, name="large"):
+        self.began, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.made, self._steps, self._order, self._name = 0, steps, order, name
+
+    def read(self):
+        for _ in range(self._steps):
+            yield service_module._SLICE
+            self.began.release()
+            assert self.may_go_on.acquire(timeout=HANG_S)
+            self.made += 1
+            if self._order is not None:
+                self._order.append(self._name)
+        return "read"
+
+    def let(self, steps):
+        for _ in range(steps):
+            self.may_go_on.release()
+
+
+@pytest.mark.parametrize("client", ["large", "another"])
+def test_a_small_body_is_read_between_two_slices_of_a_large_one(reader, client):
+    """Also where the same client sent both: what has had a slice stands behind what has had none."""
+    order = []
+    gate = Gate(5, order)
+    large, small = Reading(gate.read, 10), Reading(lambda: order.append("small"), 10)
+    reader.submit(large, "large")
+    assert gate.began.acquire(timeout=HANG_S)
+    reader.submit(small, client)
+    gate.let(5)
+    assert large.future.result(HANG_S) == "read"
+    assert small.future.done()
+    assert order == ["large", "small", "large", "large", "large", "large"]
+    assert reader.waiting == 0
+
+
+def test_two_large_bodies_share_the_thread_by_what_they_cost(reader):
+    order = []
+    first, second = Gate(4, order, "first"), Gate(4, order, "second")
+    first.let(3), second.let(4)
+    works = [Reading(gate.read, 10) for gate in (first, second)]
+    reader.submit(works[0], "first")
+    reader.submit(works[1], "second")
+    first.let(1)
+    for work in works:
+        assert work.future.result(HANG_S) == "read"
+    assert order.count("first") == order.count("second") == 4
+    turns = [order[:n].count("first") - order[:n].count("second") for n in range(len(order))]
+    assert max(map(abs, turns[2:])) <= 2
+
+
+def test_a_body_that_nobody_waits_for_is_read_no_further_than_the_slice_in_hand(reader):
+    gate = Gate(1000)
+    job = reader.submit(Reading(gate.read, 10), "left")
+    assert gate.began.acquire(timeout=HANG_S)
+    reader.withdraw(job)
+    gate.let(1000)
+    last = Reading(lambda: "next", 10)
+    reader.submit(last, "another")
+    assert last.future.result(HANG_S) == "next"
+    assert gate.made == 1
+    assert not reader.is_busy
+
+
+def test_a_deadline_that_passes_while_a_body_is_read_ends_that():
+    now = [0.0]
+    executor = Executor(FairQueue(10**9, 10**9, 1e7), threads=1, chunk=10**9, clock=lambda: now[0])
+    gate = Gate(1000)
+    work = Reading(gate.read, 10)
+    executor.submit(work, "late", deadline_s=5.0)
+    assert gate.began.acquire(timeout=HANG_S)
+    now[0] = 6.0
+    gate.let(1000)
+    with pytest.raises(DeadlinePassed):
+        work.future.result(HANG_S)
+    executor.close()
+    assert gate.made == 1
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = start_engine(read_settings(model=write_linear_version(tmp_path / "version"), data_dir=tmp_path))
+    yield engine
+    engine.close()
+
+
+def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
+    """16 kB took two seconds of it. What goes beyond some milliseconds is done by a reader."""
+    threads = []
+
+    def read(costs):
+        for cost in costs:
+            threads.append(threading.current_thread().name)
+            yield cost
+        return "read"
+
+    caller, at_once = Caller("worker", None), service_module._INLINE
+    here = threading.current_thread().name
+    assert asyncio.run(caller.read_in_steps(engine, lambda: read([at_once // 2] * 2), 0)) == "read"
+    assert threads == [here] * 2
+    threads.clear()
+    assert asyncio.run(caller.read_in_steps(engine, lambda: read([at_once // 2] * 9), 0)) == "read"
+    # A step is not made before it is told what it costs: the third is the first that does not fit.
+    assert threads[:3] == [here] * 3
+    assert set(threads[3:]) == {"tlp-read-0"}
+
+
+def log_of(tasks, candidates=1):
+    steps = json.dumps([["CI", 1], ["SP", 2, 0, 64, [4, 2, 8], 1]])
+    lines = [
+        f'{{"i":[["[{task}]","llvm"],[[],{steps}]],"r":[[1],0,1,1],"v":"v0.6"}}'
+        for task in range(tasks)
+        for _ in range(candidates)
+    ]
+    return "\n".join(lines).encode() + b"\n"
+
+
+def test_a_log_is_read_in_steps_of_few_lines_blank_ones_too():
+    body = b"\xef\xbb\xbf# a comment\n" + b"\n" * 5000 + log_of(1000) + b"{\n" + b"#\n" * 700
+    costs = list(log_in_steps(body, 65536))
+    assert len(costs) == -(-(1 + 5000 + 1000 + 1 + 700) // tuning_log._STEP_LINES)
+    lines = read_log(body, 65536)
+    assert lines.numbers == list(range(5002, 6003))
+    assert (lines.outcomes[-1].number, lines.outcomes[-1].source) == (6002, "line")
+
+
+def test_a_log_of_many_tasks_is_prepared_and_scored_in_groups():
+    """17,000 tasks were prepared before the first was scored, and each was a job of its own."""
+    lines, tasks = finished(tasks_in_steps(log_of(1000), 65536))
+    groups = list(groups_of(tasks))
+    assert [len(group) for group in groups] == [128] * 7 + [104]
+    lines, tasks = finished(tasks_in_steps(log_of(5, 3000), 65536))
+    assert [len(group) for group in groups_of(tasks)] == [1] * 5
+    lines, tasks = finished(tasks_in_steps(log_of(5, 1000), 65536))
+    assert [len(group) for group in groups_of(tasks)] == [4, 1]
+    assert sum(1 for _ in request_in_steps(lines, tasks[0], None, None)) == 2  # of 512 candidates each
+
+
+@pytest.mark.parametrize("model", ["base", "published"])
+def test_tasks_that_are_prepared_and_scored_together_have_the_scores_that_each_has_alone(
+    model, measured_lines
+):
+    scorer = Scorer(shipped_model(model))
+    body = "\n".join(measured_lines).encode()
+    lines, tasks = finished(tasks_in_steps(body, 65536))
+    requests = [finished(request_in_steps(lines, task, None, None)) for task in tasks]
+    together = finished(scorer.prepare_all_in_steps(requests))
+    work = SmallTasks([prepared.candidates for prepared in together])
+    assert work.size == sum(7 + prepared.candidates.size for prepared in together)
+    done = []
+    for first in range(0, work.size, 10):
+        before = sum(np.isfinite(prepared.candidates._raw).all() for prepared in together)
+        work.run(first, 10)
+        done.append(before)
+    assert len(set(done)) > 5
+    raw = work.result()
+    assert len(raw) == len(tasks) == 11
+    for prepared, request, scores in zip(together, requests, raw, strict=True):
+        alone = scorer.prepare(request).candidates
+        alone.run(0, alone.size)
+        assert (alone.result() == scores).all()
+        assert prepared.network == scorer.prepare(request).network
+
+
+def test_what_cannot_be_prepared_stands_in_its_place():
+    scorer = Scorer(shipped_model("base"))
+    requests = [
+        read_predict({"format": 1, "task": {"workload_key": "[]", "target": target}, "candidates": [[["CI", 1]]]})
+        for target in ("llvm", "hexagon", "llvm")
+    ]  # fmt: skip
+    first, error, last = finished(scorer.prepare_all_in_steps(requests))
+    assert "neither 'platform' nor the target" in str(error)
+    assert (first.candidates.plan.nests == last.candidates.plan.nests).all()
