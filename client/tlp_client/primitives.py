@@ -54,8 +54,8 @@ MAX_TEXT = 256
 MAX_SIZES = 1024
 #: Sizes of a split that follows one other: those which the features tell apart.
 _SIZES_OF_FOLLOWER = 5
-#: Sizes of one primitive.
-_MAX_SIZES_OF_STEP = 1 + MAX_LENGTHS
+#: Sizes of one primitive, at most.
+MAX_SIZES_OF_STEP = 1 + MAX_LENGTHS
 _MAX_ENTRIES_OF = {"lengths": MAX_LENGTHS, "source steps": MAX_SOURCES}
 
 
@@ -122,7 +122,7 @@ def check_candidate(primitives: Sequence[Primitive]) -> None:
     if len(primitives) > MAX_STEPS:
         raise InvalidPrimitive(too_many_steps(len(primitives)))
     # Nearly all candidates are so short that their sizes need not be counted.
-    if len(primitives) * _MAX_SIZES_OF_STEP > MAX_SIZES:
+    if len(primitives) * MAX_SIZES_OF_STEP > MAX_SIZES:
         sizes = sum(map(sizes_of, primitives))
         if sizes > MAX_SIZES:
             raise InvalidPrimitive(too_many_sizes(sizes))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, is_text, shown
 from tlp_client.primitives import (
     MAX_SIZES,
+    MAX_SIZES_OF_STEP,
     MAX_STEPS,
     Primitive,
     read_primitive,
@@ -255,6 +256,8 @@ def _without_too_large(
     errors: dict[int, str],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return indices and lengths without the candidates of too many steps or sizes, which get an error."""
+    if int(lengths.max()) * MAX_SIZES_OF_STEP <= MAX_SIZES:
+        return indices, lengths  # as nearly all requests
     sizes_before = np.zeros(len(indices) + 1, dtype=np.int64)
     np.cumsum(np.array([*map(sizes_of, primitives), 0], dtype=np.int64)[indices], out=sizes_before[1:])
     ends = np.cumsum(lengths)

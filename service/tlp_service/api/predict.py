@@ -89,12 +89,11 @@ async def _answer_request(
     del body, read
     memory.release()
     scored = await _score(service, caller, prepared)
-    errors = [{"candidate": p, "error": message} for p, message in sorted(scored.errors.items())]
     more = {}
     if prepared.validity is not None:
         log_odds = await caller.wait(service.engine.executor, prepared.validity)
         more["validity"] = prepared.scorer.probabilities(prepared, log_odds).tolist()
-    return await _encode(prepared.scorer, scored.scores, errors, **more)
+    return await _encode(prepared.scorer, scored.scores, scored.errors, **more)
 
 
 def _read_request(service: Service, body: bytes) -> Steps[Prepared]:
@@ -143,7 +142,7 @@ async def _answer_log(
                 continue
             scores[positions] = scored.scores
             errors.update({positions[p]: message for p, message in scored.errors.items()})
-    return await _encode(scorer, scores, _line_errors(lines, errors), lines=lines.numbers)
+    return await _encode(scorer, scores, errors, lines=lines.numbers)
 
 
 async def _version(service: Service, version: str | None) -> Scorer:
@@ -223,13 +222,6 @@ def _count_in(request: Request, header: str, most: int) -> int:
     return most if len(digits) > len(str(most)) else min(int(digits or "0"), most)
 
 
-def _line_errors(lines: LogLines, errors: dict[int, str]) -> list[dict[str, Any]]:
-    return [
-        {"candidate": position, "line": lines.numbers[position], "error": message}
-        for position, message in sorted(errors.items())
-    ]
-
-
 def _check_primitives(service: Service, request: PredictRequest) -> None:
     limit = service.settings.max_primitives
     if len(request.primitives) > limit:
@@ -247,17 +239,34 @@ def _count(service: Service, scorer: Scorer, scored: Scored) -> None:
 
 
 async def _encode(
-    scorer: Scorer, scores: npt.NDArray[np.float64], errors: list[dict[str, Any]], **more: object
+    scorer: Scorer, scores: npt.NDArray[np.float64], errors: dict[int, str], **more: list[Any]
 ) -> bytes:
+    if len(scores) <= _FEW_SCORES:
+        return _encoded(scorer, scores, errors, **more)
+    return await asyncio.to_thread(_encoded, scorer, scores, errors, **more)
+
+
+def _encoded(
+    scorer: Scorer,
+    scores: npt.NDArray[np.float64],
+    errors: dict[int, str],
+    lines: list[int] | None = None,
+    validity: list[float] | None = None,
+) -> bytes:
+    """Return the answer's body; of a log with the line numbers."""
     manifest = scorer.manifest
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "model": manifest.model,
         "version": manifest.version,
         "scores": scores.tolist(),  # NaN, the score of an invalid candidate, is written as null
-        "errors": errors,
-        **more,
+        "errors": [
+            {"candidate": position, **({"line": lines[position]} if lines else {}), "error": message}
+            for position, message in sorted(errors.items())
+        ],
     }
-    if len(scores) <= _FEW_SCORES:
-        return msgspec.json.encode(document)
-    return await asyncio.to_thread(msgspec.json.encode, document)
+    if lines is not None:
+        document["lines"] = lines
+    if validity is not None:
+        document["validity"] = validity
+    return msgspec.json.encode(document)

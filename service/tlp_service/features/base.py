@@ -44,7 +44,7 @@ NEST_WIDTH = SUMS + 2 * LOOPS + CONSTANTS + reuse.WIDTH
 _SCALE = 8.0
 
 #: Places, of candidates times their primitives, that are laid out at a time; one step of the computation.
-_BLOCK_PLACES = 1 << 15
+_BLOCK_PLACES = 1 << 16
 #: Distinct primitives of one step.
 _STEP_PRIMITIVES = 1024
 #: Numbers that are gathered at a time, of candidates times the sizes of their skeleton.
