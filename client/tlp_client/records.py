@@ -181,7 +181,10 @@ class RecordParser:
         """
         if len(line) > MAX_LINE_BYTES:
             raise InvalidRecord(_too_long(len(line)))  # in characters, of which none has less than a byte
-        record = self._parse_by_pieces(line) or self._parse_whole(line)
+        record = self._parse_by_pieces(line)
+        if record is None:
+            record = self._parse_whole(line)
+            self.made_bytes += record.task.nbytes + memory_of(record.primitives)
         if len(line) > _SURELY_SHORT:
             check_line(record)
         return record

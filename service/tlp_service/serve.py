@@ -23,6 +23,7 @@ from tlp_service.api.protocol import protocol_of
 from tlp_service.api.service import Engine, Reading
 from tlp_service.children import Child
 from tlp_service.errors import BadSettings
+from tlp_service.idle_memory import IdleMemory, map_large_allocations
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.redis_url import ineffective_options
 from tlp_service.scheduling.executor import Executor
@@ -71,6 +72,7 @@ def serve(settings: Settings) -> int:
     wants_trainer = _wants_trainer(settings)
     settings.make_data_dir()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    map_large_allocations()
     engine = start_engine(settings)
     # What is here by now stays. Else each full collection, of which the lists of large bodies cause many, would look
     # through it, for longer than a batch takes and with all other threads standing.
@@ -199,6 +201,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._connections = connections
+        self._memory = IdleMemory(lambda: engine.is_busy)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -208,6 +211,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS_PER_S == 0:
             self._connections.sweep(self.server_state.connections)  # type: ignore[arg-type]  # made by `protocol_of`
+            self._memory.give_back()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -82,14 +82,21 @@ class Settings(BaseSettings):
         description="Whether the server starts what moves measurements into the record store; "
         "by default where the stream is its own.",
     )
-    max_body_mib: int = Field(32, ge=1, description="Largest body, before and after decompression, in MiB.")
+    max_body_mib: int = Field(8, ge=1, description="Largest body, before and after decompression, in MiB.")
+    max_decoded_mib: int = Field(
+        80,
+        ge=1,
+        description="Most memory that a body takes when it is decoded, as estimated before that, in MiB.",
+    )
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
     max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
     max_waiting: int = Field(
         262144, ge=1, description="Most candidates that wait to be scored; requests beyond get 429."
     )
     max_waiting_mib: int = Field(
-        256, ge=1, description="Most memory of what waits to be scored, in MiB; requests beyond get 429."
+        80,
+        ge=1,
+        description="Most memory of bodies that arrive and of what waits to be scored, in MiB; requests beyond get 429.",
     )
     measurement_id_days: int = Field(
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."

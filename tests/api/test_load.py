@@ -93,7 +93,15 @@ def test_a_small_request_is_answered_between_the_slices_of_large_ones(tmp_path, 
     # With TLP's network, whose inputs are made in no time: of `base` the first would leave while the last ones are read.
     published = shipped_model("published")
     hold = tmp_path / "hold"
-    with start(tmp_path / "stream", model=published, hold=hold, threads=1, chunk=64) as server:
+    with start(
+        tmp_path / "stream",
+        model=published,
+        hold=hold,
+        threads=1,
+        chunk=64,
+        max_waiting=1_000_000,
+        max_waiting_mib=512,
+    ) as server:
         small = json.dumps(indexed(steps[:16], 1)).encode()
         large = json.dumps(indexed(steps, 50)).encode()
 
@@ -200,11 +208,11 @@ def test_a_deadline_holds_while_the_body_arrives(tmp_path, linear_version):
 
 
 def test_millions_of_lists_are_413(tmp_path, linear_version):
-    body = b'{"format":1,"candidates":[' + b"[]," * 5_000_000 + b"[]]}"
+    body = b'{"format":1,"candidates":[' + b"[]," * 2_000_000 + b"[]]}"
     with start(tmp_path / "stream", model=linear_version) as server:
         status, answer = server.post("/v1/predict", body)
     assert (status, answer["code"]) == (413, "too_large")
-    assert "lists" in answer["error"]
+    assert "at most 80 MiB when decoded (TLP_MAX_DECODED_MIB)" in answer["error"]
 
 
 def test_the_bodies_of_all_callers_are_bounded_together(tmp_path, linear_version, good):

@@ -20,6 +20,7 @@ from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, quality, registry, status
 from tlp_service.api.body import BodyMemory
+from tlp_service.api.decoded import DecodeMemory
 from tlp_service.api.service import Engine, Service
 from tlp_service.errors import ApiError, InvalidBody, NotAuthorized, NotReady
 from tlp_service.measurements.stream import MeasurementStream
@@ -52,7 +53,7 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
             engine,
             stream,
             metrics,
-            BodyMemory(settings.max_waiting_mib << 20),
+            BodyMemory(settings.max_waiting_mib << 20, DecodeMemory(settings.max_decoded_mib << 20)),
             redis_url,
         )
         async with contextlib.AsyncExitStack() as stack:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import time
 import zlib
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, TypeVar
 
 import anyio
@@ -17,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tlp_client.errors import UnknownField, Unsupported
 from tlp_client.wire.fields import CLIENT_HEADER, read_name
+from tlp_service.api.decoded import DecodeMemory
 from tlp_service.errors import (
     BodyTooLarge,
     ClientGone,
@@ -36,17 +39,14 @@ NDJSON = "application/x-ndjson"
 _DRAINED_BYTES = 512 << 20
 
 #: The largest body that is parsed once more to find what is wrong with it.
-_READ_TWICE_BYTES = 4 << 20
+_READ_TWICE_BYTES = 1 << 20
 
 #: Seconds in which some more of a body has to come, and by which it may fall behind the least rate.
 _PATIENCE_S = 30
 _LEAST_BYTES_PER_S = 1 << 20
 
-#: Bytes of a body for which there is always room.
-_ALWAYS_ROOM = 64 << 10
-
-#: Lists of a body; the decoder is a single call that nothing can interrupt.
-_MOST_LISTS = 4_000_000
+#: Bytes of a request for which large ones leave room; those of a search take less.
+_SMALL_REQUEST = 4 << 20
 
 
 def content_type(request: Request, accepted: Sequence[str]) -> str:
@@ -67,58 +67,100 @@ def content_type(request: Request, accepted: Sequence[str]) -> str:
 
 
 class BodyMemory:
-    """Counts the bytes of bodies from when they arrive until they are read.
+    """Counts the memory of requests: of bodies from when they arrive, and of what is made of them until it is answered.
+
+    Threads may share it.
 
     Parameters
     ----------
-    most : int
-        Bytes that all together may take, unless it is only one.
+    max_bytes : int
+        Bytes that all together may take. A quarter is for small requests, so that large ones leave room for them.
+        A large request that is the only one may take more.
+    decoding : DecodeMemory
+        What bounds the memory of decoded bodies, which is counted apart.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int, decoding: DecodeMemory) -> None:
+        self.decoding = decoding
+        self._max_bytes = max_bytes
+        self._max_large = max_bytes - max_bytes // 4
         self._held = 0
+        self._lock = Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that all requests take now."""
+        return self._held
 
     @contextmanager
     def reserve(self) -> Iterator[Reservation]:
-        """Return the count of one body, which is released at the end if not before."""
+        """Return the count of one request, which is released at the end if not before."""
         reservation = Reservation(self)
         try:
             yield reservation
         finally:
-            reservation.release()
+            reservation.end()
 
     def change(self, more: int, already: int) -> bool:
-        """Add bytes to a body that has so many already; return whether there was room. Small ones always have it."""
-        is_small = already + more <= _ALWAYS_ROOM
-        if more > 0 and not is_small and self._held > already and self._held + more > self._most:
-            return False
-        self._held += more
-        return True
+        """Add bytes to a request that has so many already; return whether there was room."""
+        is_small = already + more <= _SMALL_REQUEST
+        with self._lock:
+            max_bytes = self._max_bytes if is_small else self._max_large
+            if more > 0 and self._held > already and self._held + more > max_bytes:
+                return False
+            self._held += more
+            return True
 
 
 class Reservation:
-    """The bytes of one body."""
+    """The memory of one request. The event loop and the thread that reads the request share it.
+
+    Parameters
+    ----------
+    memory : BodyMemory
+        What it is a part of.
+    """
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self._bytes = 0
+        self._has_ended = False
+        self._lock = Lock()
 
     def grow(self, more: int) -> bool:
-        """Count more bytes; return whether there is room for them."""
-        has_room = self._memory.change(more, self._bytes)
-        self._bytes += more if has_room else 0
+        """Count more bytes; return whether there is room for them, which there never is once the request has ended."""
+        with self._lock:
+            has_room = not self._has_ended and self._memory.change(more, self._bytes)
+            self._bytes += more if has_room else 0
         return has_room
+
+    def need(self, more: int) -> None:
+        """Count more bytes.
+
+        Raises
+        ------
+        QueueFull
+            If other requests leave no room for them.
+        """
+        if not self.grow(more):
+            raise QueueFull("other requests leave no memory for this one", retry_after=1)
 
     def shrink(self, less: int) -> None:
         """Count so many bytes less."""
-        self._memory.change(-less, self._bytes)
-        self._bytes -= less
+        with self._lock:
+            less = min(less, self._bytes)  # of a request that has ended, nothing is left
+            self._memory.change(-less, self._bytes)
+            self._bytes -= less
 
     def release(self) -> None:
         """Count none of them any more."""
-        self._memory.change(-self._bytes, self._bytes)
-        self._bytes = 0
+        self.shrink(self._bytes)
+
+    def end(self) -> None:
+        """Count nothing any more: a thread may go on with a request whose client has left, until its slice is done."""
+        with self._lock:
+            self._has_ended = True
+        self.release()
 
 
 async def read_body(
@@ -205,6 +247,7 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
         # What they end with is nobody's any more, but somebody has to have looked at it.
         await asyncio.gather(answering, leaving, return_exceptions=True)
+        del answering, leaving, answer  # an exception knows this frame, and these know the exception
 
 
 class _Inflater:
@@ -233,29 +276,39 @@ class _Inflater:
         return b"".join(parts)
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile: there is none in what a decoder makes, and looking takes longer than decoding."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def decode_json(body: bytes) -> Any:
     """Return what a JSON body holds.
 
     ``NaN``, ``Infinity`` and ``1e400``, which are no JSON but which many writers produce, decode to floats, so that
-    the reader of the field can say where they stand; not in bodies above 4 MiB, which would take seconds.
+    the reader of the field can say where they stand; not in bodies above 1 MiB, which would take seconds.
 
     Raises
     ------
     MalformedBody
         If the body is not JSON; names the place.
-    BodyTooLarge
-        If it holds millions of lists.
     """
-    if body.count(b"[") > _MOST_LISTS:
-        raise BodyTooLarge(f"body: more than the {_MOST_LISTS} lists that one request may hold")
     try:
-        return msgspec.json.decode(body)
+        with _no_collection():
+            return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as strict:
         if len(body) > _READ_TWICE_BYTES:
             raise MalformedBody(f"body: not JSON: {strict}") from None
         # The slower parser of the standard library knows NaN, and gives a line and column.
         try:
-            return json.loads(body.decode())  # not of bytes, which may be UTF-16 to json
+            with _no_collection():
+                return json.loads(body.decode())  # not of bytes, which may be UTF-16 to json
         except UnicodeDecodeError as error:
             raise MalformedBody(f"body: not UTF-8 at byte {error.start}") from None
         except json.JSONDecodeError as error:

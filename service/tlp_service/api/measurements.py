@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from tlp_client.records import Record
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.fields import FORMAT
 from tlp_client.wire.measurements import MeasurementRequest, read_measurements
@@ -18,6 +19,7 @@ from tlp_service.api import documents
 from tlp_service.api.body import (
     JSON,
     NDJSON,
+    Reservation,
     check_count,
     content_type,
     decode_json,
@@ -25,6 +27,8 @@ from tlp_service.api.body import (
     read_client,
     read_query,
 )
+from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
+from tlp_service.api.predict import FAULT_BYTES
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import measurements, read_log
 from tlp_service.errors import InvalidBody
@@ -37,8 +41,10 @@ router = APIRouter()
 #: query parameters of a tuning log
 QUERY = ("worker", "platform", "version")
 
-#: Bytes of a body whose records are read one by one; a client sends less.
-_MOST_PIECEWISE = 1 << 20
+#: How often the bytes of a body are in memory again: as texts of its records, and as lines of the stream.
+_COPIES = 2
+#: The name that begins each record.
+_RECORD = b'"record"'
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,22 +93,36 @@ async def measure(request: Request) -> Response:
     caller = Caller(read_client(request), deadline=None)
     with service.bodies.reserve() as memory:
         body = await read_body(request, service.settings.max_body, memory)
-        read = partial(_prepare, service, kind, body, query)
-        prepared = await caller.read(service.engine, read, len(body), is_measured=True)
+        size = len(body)
+        memory.need(_COPIES * size)
+        read = partial(_prepare, service, memory, kind, body, query)
+        del body
+        prepared = await caller.read(service.engine, read, size, is_measured=True)
+        del read
+        memory.need(FAULT_BYTES * len(prepared.errors))
         added = await service.stream.append(prepared.entries)
-    _count(service, prepared, added)
-    answer = {
-        "format": FORMAT,
-        "accepted": len(added),
-        "duplicates": len(prepared.entries) - len(added),
-        "rejected": [{"record": position, "error": error} for position, error in sorted(prepared.errors)],
-    }
-    return Response(msgspec.json.encode(answer), media_type=JSON)
+        _count(service, prepared, added)
+        answer = {
+            "format": FORMAT,
+            "accepted": len(added),
+            "duplicates": len(prepared.entries) - len(added),
+            "rejected": [{"record": position, "error": error} for position, error in sorted(prepared.errors)],
+        }
+        return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | None]) -> Prepared:
+def _prepare(
+    service: Service, memory: Reservation, kind: str, body: bytes, query: dict[str, str | None]
+) -> Prepared:
     limit = service.settings.max_candidates
-    request = _read_log(body, query, limit) if kind == NDJSON else _read_request(body, limit)
+    if kind == NDJSON:
+        with let_go():
+            return _entries_of(service, _read_log(body, query, limit, memory))
+    with service.bodies.decoding.hold_at_most(body):
+        return _entries_of(service, _read_request(body, limit, service.bodies.decoding))
+
+
+def _entries_of(service: Service, request: MeasurementRequest) -> Prepared:
     prepared = Prepared([], [], list(request.errors))
     manifest = service.engine.versions.serving.manifest
     for measurement in request.measurements:
@@ -123,13 +143,21 @@ def _prepare(service: Service, kind: str, body: bytes, query: dict[str, str | No
     return prepared
 
 
-def _read_request(body: bytes, limit: int) -> MeasurementRequest:
-    if len(body) <= _MOST_PIECEWISE:
+def _read_request(body: bytes, limit: int, decoding: DecodeMemory) -> MeasurementRequest:
+    made_before = _lines.parser.made_bytes
+
+    def read(text: str) -> Record:
+        record = _lines.parse(text)
+        decoding.check(_lines.parser.made_bytes - made_before)
+        return record
+
+    if body.count(_RECORD) <= limit:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             document = _decode_envelope(body)
             check_count(document, "records", limit)
-            return read_measurements(document, _lines.parse)
+            return read_measurements(document, read)
     # What is wrong with it shows when it is read as a whole.
+    decoding.check(decoded_bytes(body))
     document = decode_json(body)
     check_count(document, "records", limit)
     return read_measurements(document)
@@ -146,8 +174,10 @@ def _decode_envelope(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _read_log(body: bytes, query: dict[str, str | None], limit: int) -> MeasurementRequest:
-    found, errors = measurements(read_log(body, limit), query["platform"])
+def _read_log(
+    body: bytes, query: dict[str, str | None], limit: int, memory: Reservation
+) -> MeasurementRequest:
+    found, errors = measurements(read_log(body, limit, memory, _lines.parser), query["platform"])
     return MeasurementRequest(
         worker=query["worker"] or "upload",
         platform=query["platform"],

@@ -51,6 +51,12 @@ QUERY = ("platform", "version")
 _FEW_SCORES = 4096
 
 
+#: Bytes of a candidate that is prepared: what `base` reads of it, and its score.
+CANDIDATE_BYTES = 1100
+#: Bytes of the message about an invalid candidate or record, until it is in the answer.
+FAULT_BYTES = 512
+
+
 @router.post("/v1/predict", **documents.PREDICT)
 async def predict(request: Request) -> Response:
     """Score candidate schedules of one task; higher is faster.
@@ -82,12 +88,12 @@ async def predict(request: Request) -> Response:
 async def _answer_request(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
-    read = partial(_read_request, service, body)
-    prepared = await once_loaded(
-        service, caller, partial(caller.read_in_steps, service.engine, read, len(body))
-    )
+    size = len(body)
+    read = partial(_read_request, service, memory, body)
+    prepared = await once_loaded(service, caller, partial(caller.read_in_steps, service.engine, read, size))
     del body, read
-    memory.release()
+    memory.shrink(size)
+    memory.need(FAULT_BYTES * len(prepared.errors))
     scored = await _score(service, caller, prepared)
     more = {}
     if prepared.validity is not None:
@@ -96,16 +102,23 @@ async def _answer_request(
     return await _encode(prepared.scorer, scored.scores, scored.errors, **more)
 
 
-def _read_request(service: Service, body: bytes) -> Steps[Prepared]:
-    document = decode_json(body)
+def _read_request(service: Service, memory: Reservation, body: bytes) -> Steps[Prepared]:
+    with service.bodies.decoding.hold(body):
+        request = _decode_request(service, body)
     del body
-    check_count(document, "candidates", service.settings.max_candidates)
-    check_count(document, "primitives", service.settings.max_primitives)
-    request = read_predict(document)
-    del document
+    scorer = service.engine.versions.get(request.version)
+    # From here on until the request is answered.
+    memory.need(CANDIDATE_BYTES * len(request.lengths) + request.indices.nbytes)
     scorer = service.engine.versions.get(request.version)
     _check_primitives(service, request)
     return (yield from scorer.prepare_in_steps(request))
+
+
+def _decode_request(service: Service, body: bytes) -> PredictRequest:
+    document = decode_json(body)
+    check_count(document, "candidates", service.settings.max_candidates)
+    check_count(document, "primitives", service.settings.max_primitives)
+    return read_predict(document)
 
 
 async def _score(service: Service, caller: Caller, prepared: Prepared) -> Scored:
@@ -124,9 +137,10 @@ async def _answer_log(
     platform, version = query["platform"], query["version"]
     scorer = await once_loaded(service, caller, partial(_version, service, version))
     size = len(body)
-    read = partial(tasks_in_steps, body, service.settings.max_candidates)
+    read = partial(tasks_in_steps, body, service.settings.max_candidates, memory)
     lines, tasks = await caller.read_in_steps(service.engine, read, size)
     del body, read
+    memory.shrink(size)
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
     # Prepared and scored group by group: neither the queue nor the memory ever holds a whole log.

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from tlp_service.api import documents
 from tlp_service.api.body import JSON, decode_json, read_body, read_client, read_query
+from tlp_service.api.decoded import decoded_bytes
 from tlp_service.api.service import Service
 from tlp_service.detached import detached
 from tlp_service.errors import (
@@ -129,6 +130,7 @@ async def _read(request: Request, form: type[T]) -> T:
     with service.bodies.reserve() as memory:
         body = await read_body(request, _MOST_BYTES, memory)
     try:
+        service.bodies.decoding.check(decoded_bytes(body))
         return msgspec.convert(decode_json(body or b"{}"), form)
     except msgspec.ValidationError as error:
         raise InvalidBody(f"body: {error}") from None

@@ -103,6 +103,12 @@ class Engine:
             return self.measurement_readers
         return self.readers if nbytes <= _LARGE else self.heavy_readers
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is read or scored, or waits for that."""
+        executors = (self.readers, self.heavy_readers, self.measurement_readers, self.executor)
+        return any(executor.is_busy for executor in executors)
+
     def drain(self, seconds: float) -> None:
         """Refuse what comes, what has not begun, and what would not be done in so many seconds."""
         if self.follower is not None:
@@ -179,6 +185,8 @@ class Caller:
             # Nobody waits any more, for whatever reason, nor looks at what may still come.
             executor.withdraw(job)
             result.cancel()
+            # An exception knows this frame, and these know the exception: what was read would stay until the next full collection.
+            del work, job, result
 
     async def read(self, engine: Engine, read: Callable[[], T], size: int, is_measured: bool = False) -> T:
         """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""

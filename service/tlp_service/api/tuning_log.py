@@ -13,12 +13,21 @@ import numpy as np
 from tlp_client.errors import InvalidRequest
 from tlp_client.logs import LogReader, RefusedLine
 from tlp_client.primitives import Primitive
-from tlp_client.records import Record
+from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
 from tlp_client.wire.predict import PredictRequest
+from tlp_service.api.body import Reservation
+from tlp_service.api.decoded import let_go
 from tlp_service.errors import BodyTooLarge, InvalidBody
 from tlp_service.scheduling.steps import Steps, finished
+
+#: Memory for the tasks and primitives that the reader of a log remembers.
+_REMEMBERED_BYTES = 8 << 20
+#: Bytes of a record beside its task and primitives, or of a line that was refused.
+RECORD_BYTES = 700
+#: Bytes of a log's records that are counted at a time.
+_COUNTED_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +57,15 @@ _STEP_CANDIDATES, _INDEX_COST = 512, 15
 _GROUP_TASKS, _GROUP_CANDIDATES = 128, 4096
 
 
-def read_log(body: bytes, limit: int) -> LogLines:
+def read_log(body: bytes, limit: int, memory: Reservation, parser: RecordParser | None = None) -> LogLines:
     """Return the lines of a log, see `log_in_steps`."""
-    return finished(log_in_steps(body, limit))
+    return finished(log_in_steps(body, limit, memory, parser))
 
 
-def log_in_steps(body: bytes, limit: int) -> Steps[LogLines]:
-    """Read the lines of a log, in steps that each take a bounded time.
+def log_in_steps(
+    body: bytes, limit: int, memory: Reservation, parser: RecordParser | None = None
+) -> Steps[LogLines]:
+    """Read the lines of a log, in steps that each take a bounded time, and count in `memory` what they take.
 
     Raises
     ------
@@ -62,12 +73,17 @@ def log_in_steps(body: bytes, limit: int) -> Steps[LogLines]:
         If there is none, or the log is compressed and nothing says so.
     BodyTooLarge
         If there are more than `limit`.
+    QueueFull
+        If other requests leave no memory for them.
     """
     if body.startswith(b"\x1f\x8b"):
         raise InvalidBody("body: a gzip file; send it with Content-Encoding: gzip")
     numbers: list[int] = []
     outcomes: list[Record | RefusedLine] = []
-    reader, rest, first = LogReader(), io.BytesIO(body), 1
+    parser = parser or RecordParser(_REMEMBERED_BYTES)
+    made_before = parser.made_bytes
+    counted = 0
+    reader, rest, first = LogReader(parser), io.BytesIO(body), 1
     while lines := list(islice(rest, _STEP_LINES)):
         yield sum(map(len, lines)) + _LINE_COST * len(lines)
         for number, outcome in reader.read_lines(lines, "line", first):
@@ -75,15 +91,20 @@ def log_in_steps(body: bytes, limit: int) -> Steps[LogLines]:
                 raise BodyTooLarge(f"line {number}: more than the {limit} records that one request may hold")
             numbers.append(number)
             outcomes.append(outcome)
+            taken = parser.made_bytes - made_before + RECORD_BYTES * len(outcomes)
+            if taken - counted >= _COUNTED_BYTES:
+                memory.need(taken - counted)
+                counted = taken
         first += len(lines)
     if not numbers:
         raise InvalidBody("body: the log holds no record")
     return LogLines(numbers, outcomes)
 
 
-def tasks_in_steps(body: bytes, limit: int) -> Steps[tuple[LogLines, list[LogTask]]]:
+def tasks_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[tuple[LogLines, list[LogTask]]]:
     """Read a log, in steps that each take a bounded time, and return its lines and its tasks."""
-    lines = yield from log_in_steps(body, limit)
+    with let_go():
+        lines = yield from log_in_steps(body, limit, memory)
     by_task: dict[Task, list[int]] = {}
     yield _LINE_COST * len(lines.outcomes)
     for position, outcome in enumerate(lines.outcomes):

@@ -53,6 +53,8 @@ _GATHERED = 1 << 20
 #: and of each of its primitives. As measured.
 _BLOCK_COST, _PRIMITIVE_COST, _CANDIDATE_COST, _PLACE_COST = 32_000, 150, 200, 10
 _SKELETON_COST, _REPLAY_COST = 6_000, 600
+#: Places that a candidate counts for at least: what is laid out for it whatever its length takes some 8 kB.
+_MIN_PLACES = 16
 #: Of half precision, with a margin.
 _LARGEST = 6e4
 
@@ -87,7 +89,7 @@ def nests_in_steps(
     order = np.argsort(lengths, kind="stable")
     begin = 0
     while begin < len(order):
-        places = np.maximum(lengths[order[begin : begin + _BLOCK_PLACES]], 1)
+        places = np.maximum(lengths[order[begin : begin + _BLOCK_PLACES]], _MIN_PLACES)
         count = max(
             1, int(np.searchsorted(places * np.arange(1, len(places) + 1), _BLOCK_PLACES, side="right"))
         )

@@ -12,7 +12,7 @@ from tlp_client.tasks import Task
 
 #: Memory for the tasks and primitives that are remembered, and as much again for their texts: a client could send
 #: new ones for ever.
-_REMEMBERED_BYTES = 16 << 20
+_REMEMBERED_BYTES = 8 << 20
 
 
 class RecordLines:
@@ -27,19 +27,15 @@ class RecordLines:
     """
 
     def __init__(self, max_bytes: int = _REMEMBERED_BYTES) -> None:
-        self._parser = RecordParser(max_bytes)
+        #: For logs, whose records are written, too.
+        self.parser = RecordParser(max_bytes)
         # By identity, for hashing a primitive takes longer than all else. What it is the text of is kept with it, so that no
         # other object gets its id.
         self._texts: BoundedCache[int, tuple[Task | Primitive, str]] = BoundedCache(max_bytes)
 
-    @property
-    def made_bytes(self) -> int:
-        """Memory of all tasks and primitives that were ever made of texts."""
-        return self._parser.made_bytes
-
     def parse(self, text: str) -> Record:
         """Return the record of a JSON text, see `RecordParser.parse`."""
-        return self._parser.parse(text)
+        return self.parser.parse(text)
 
     def line(self, record: Record) -> str:
         """Return what `Record.to_line` does."""
