@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -69,8 +70,11 @@ def serve(settings: Settings) -> int:
     if settings.redis_url is not None:
         for option in ineffective_options(settings.redis_url.get_secret_value()):
             log.warning("TLP_REDIS_URL: the option %r has no effect, the service sets it itself", option)
+    wants_recorder = settings.recorder if settings.recorder is not None else settings.redis_url is None
     wants_trainer = _wants_trainer(settings)
     settings.make_data_dir()
+    if wants_recorder or wants_trainer:
+        _check_records(settings.records_folder)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     map_large_allocations()
     engine = start_engine(settings)
@@ -87,7 +91,7 @@ def serve(settings: Settings) -> int:
         else:
             redis_url = stack.enter_context(embedded_redis(settings.data_dir))
             log.info("measurements go to an embedded server, kept in %s", settings.data_dir)
-        if settings.recorder if settings.recorder is not None else settings.redis_url is None:
+        if wants_recorder:
             stack.callback(_start_beside("recorder", settings, redis_url).stop)
         if wants_trainer:
             stack.callback(_start_beside("trainer", settings, redis_url).stop)
@@ -137,6 +141,22 @@ def _wants_trainer(settings: Settings) -> bool:
         log.info("nothing is learned from measurements: install tlp-service[train] for that")
         return False
     return True
+
+
+def _check_records(folder: Path) -> None:
+    """Look for what would end the recorder and the trainer over and over, beside a server that runs.
+
+    Raises
+    ------
+    BadSettings
+        If the folder of the record store can't be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadSettings(f"TLP_RECORDS={folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadSettings(f"TLP_RECORDS={folder}: expected a folder that can be written; it is read-only")
 
 
 def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:

@@ -163,7 +163,9 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, vers
         wait_for(lambda: len(list(stored_records(RecordStore(store)))) == 6)
         time.sleep(2)  # for more of its errors
         errors = [line for line in server.log.splitlines()[before:] if "WARNING" in line or "ERROR" in line]
-        assert 0 < len(errors) < 10, errors
+        # A flushed stream gets its group with the next measurement, so the recorder need not notice.
+        assert len(errors) < 10, errors
+        assert errors or lost == "flushed"
 
 
 def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, version):

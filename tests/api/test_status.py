@@ -84,6 +84,23 @@ def test_a_setting_out_of_range_is_named(tmp_path, capsys, monkeypatch, setting,
     assert f"TLP_{setting.upper()}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("beside", ["recorder", "trainer"])
+def test_a_record_store_that_cannot_be_made_refuses_the_start(
+    tmp_path, capsys, monkeypatch, linear_version, beside
+):
+    """The server ran, and the process beside it ended over and over."""
+    (tmp_path / "file").write_text("")
+    error = refused(
+        capsys,
+        monkeypatch,
+        model=linear_version,
+        data_dir=tmp_path / "stream",
+        records=tmp_path / "file" / "records",
+        **{"recorder": 0, "trainer": 0, beside: 1},
+    )
+    assert "TLP_RECORDS=" in error
+
+
 def test_a_port_in_use_is_named(capsys, monkeypatch, server, linear_version):
     monkeypatch.setenv("TLP_MODEL", str(linear_version))
     assert main(["serve", "--port", str(server.port)]) == 2

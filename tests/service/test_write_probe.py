@@ -86,6 +86,7 @@ async def test_a_write_that_fails_in_an_unknown_way_is_told_and_tried_again():
     [
         (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "it is full: it has"),
         (redis.ReadOnlyError("You can't write against a read only replica."), "it is a read-only replica"),
+        (redis.exceptions.MovedError("1234 10.0.0.7:6379"), "it is a node of a cluster"),
         (redis.BusyLoadingError("Redis is loading the dataset in memory"), "it is still loading"),
         (redis.AuthenticationError("invalid password of 10.0.0.7"), "it refuses the user"),
         (redis.exceptions.NoPermissionError("no permissions to run 'xadd'"), "it refuses the user"),

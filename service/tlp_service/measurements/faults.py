@@ -6,6 +6,7 @@ import asyncio
 import re
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
@@ -26,6 +27,7 @@ _CAUSES: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
         AuthorizationError,
         NoPermissionError,
     ): "it refuses the user, the password or a command",
+    AskError: "it is a node of a cluster that does not hold the stream",  # and MovedError, which is one
     BusyLoadingError: "it is still loading its data",
     (TimeoutError, asyncio.TimeoutError): "it does not answer",
 }
