@@ -39,12 +39,14 @@ class Loader:
 
     def __init__(self):
         self.asked = []
+        self.during = {}  # name -> what happens while it is loaded
         self.error = None
         self.gate = threading.Event()
         self.gate.set()
 
     def __call__(self, folder):
         self.asked.append(folder.name)
+        self.during.pop(folder.name, lambda: None)()
         assert self.gate.wait(HANG_S)
         if self.error is not None:
             raise self.error
@@ -293,22 +295,23 @@ async def test_a_look_that_began_before_the_request_is_not_enough(registry, name
 
 @pytest.mark.anyio
 async def test_the_active_version_is_loaded_before_earlier_ones(registry, names, versions, loader, tmp_path):
-    fourth = registry.publish(write_linear_version(tmp_path / "fourth", 4.0))
+    fourth, fifth = (registry.publish(write_linear_version(tmp_path / str(n), n)) for n in (4.0, 5.0))
     for name in (names[2], names[1], names[0]):
         registry.activate(name, "test")
-    following = Follower(registry, versions, loader, kept=3, poll_s=30)
+    following = Follower(registry, versions, loader, kept=4, poll_s=30)
     loader.gate.clear()
+    loader.during[fourth] = lambda: registry.activate(fifth, "test")  # breaks off another cycle
     following.start(Metrics())
     try:
         await until(lambda: loader.asked == [names[1]])  # kept for earlier rounds
         kept = asyncio.create_task(following.wait_for(names[2], HANG_S))
+        await until(following._woken.is_set)  # by its look at the registry
         registry.activate(fourth, "test")
         active = asyncio.create_task(following.wait_for(fourth, HANG_S))
-        await asyncio.sleep(0)
         loader.gate.set()
         assert await active
         assert await kept
-        assert loader.asked == [names[1], fourth, names[2]]
+        assert loader.asked == [names[1], fourth, fifth, names[2]]
     finally:
         loader.gate.set()
         following.stop()

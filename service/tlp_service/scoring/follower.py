@@ -109,9 +109,8 @@ class Follower:
         is_whole = True
         try:
             journal = self._registry.journal()
-            if (
-                journal.is_empty
-            ):  # a folder that is gone, a mount that is not there, a document that was deleted
+            # As of a folder that was removed, a mount that isn't there, a document that was deleted.
+            if journal.is_empty:
                 raise OSError("it is gone, or holds no active.json")
             if journal != self._followed:
                 self._versions.know(self._registry.names())
