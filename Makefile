@@ -2,6 +2,7 @@
 PYTHON ?= python3
 SERVICE := .venv
 WORKER := .venv-ansor
+FUZZER := .venv-fuzz
 TRIALS ?= 128
 SEEDS ?= 0 1 2
 FEW_SEEDS ?= 0 1
@@ -36,11 +37,16 @@ test: setup ## run all tests: the service's, then the worker's with real TVM
 soak: setup ## two hours of mixed load on one server: memory and latency, a line a minute; SECONDS=7200
 	$(SERVICE)/bin/python tests/chaos/soak.py --seconds $(SECONDS) --out .soak.json
 
-fuzz: setup ## 100,000 mutated inputs for what parses, 10,000 over sockets, schemathesis; some 15 minutes, SEED=0
+fuzz: setup $(FUZZER)/.made ## 100,000 mutated inputs for what parses, 10,000 over sockets, schemathesis; some 15 minutes, SEED=0
 	$(SERVICE)/bin/python tests/fuzz/fuzz.py parsers --count 100000 --seed $(SEED)
 	$(SERVICE)/bin/python tests/fuzz/fuzz.py sockets --count 10000 --seed $(SEED)
-	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[fuzz]'
-	$(SERVICE)/bin/python tests/fuzz/fuzz.py openapi --seed $(SEED)
+	$(SERVICE)/bin/python tests/fuzz/fuzz.py openapi --seed $(SEED) --schemathesis $(FUZZER)/bin/schemathesis
+
+# An environment of its own: schemathesis would move pins of the service's.
+$(FUZZER)/.made:
+	$(PYTHON) -m venv $(FUZZER)
+	$(FUZZER)/bin/python -m pip install -q 'schemathesis>=4,<5'
+	touch $@
 
 bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also the record parser against TVM's
 	$(WORKER)/bin/python benchmarks/client_import.py
@@ -80,4 +86,4 @@ types: setup ## mypy --strict
 	$(SERVICE)/bin/mypy
 
 clean: ## remove the environments and what the demo left
-	rm -rf $(SERVICE) $(WORKER) .demo .bench .reproduce .soak.json
+	rm -rf $(SERVICE) $(WORKER) $(FUZZER) .demo .bench .reproduce .soak.json

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/fuzz/fuzz.py parsers --count 100000 --seed 0
     .venv/bin/python tests/fuzz/fuzz.py sockets --count 10000
-    .venv/bin/python tests/fuzz/fuzz.py openapi        # needs schemathesis: pip install -e '.[fuzz]'
+    .venv/bin/python tests/fuzz/fuzz.py openapi --schemathesis .venv-fuzz/bin/schemathesis
 
 Each prints its seed, how many inputs there were and what became of them. The exit status is 1 when something was wrong.
 """
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,9 +30,9 @@ from serving import HANG_S, Server
 CHECK_EVERY = 50
 
 
-def fuzz_parsers(count, seed, folder, report=print):
+def fuzz_parsers(count, seed, folder, report=print, only=None):
     """Return the faults: what raised something that it does not document."""
-    found = parsers(folder)
+    found = [parser for parser in parsers(folder) if only in (None, parser.name)]
     weights, outcomes, faults, places = [p.weight for p in found], Counter(), [], Counter()
     chance = random.Random(seed)
     for parser in found:  # those that are not damaged are read, or nothing would be found out
@@ -102,13 +103,17 @@ def fuzz_sockets(count, seed, folder, report=print):
     return faults
 
 
-def fuzz_openapi(seed, folder):
-    """Run schemathesis on a server of our own and return its exit status as faults."""
+def fuzz_openapi(program, seed, folder):
+    """Run schemathesis, which has an environment of its own, on a server of ours, and return what it found as faults."""
     with Server(sys.executable, folder / "data", recorder=1, admin_key="key") as server:
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--seed", str(seed), "--header", "Authorization: Bearer key"]  # fmt: skip
-        status = subprocess.run(command, check=False).returncode
-        alive = server.get("/health/live")[0] == 200
-    return [] if status == 0 and alive else [f"schemathesis ended with {status}, the server lives: {alive}"]
+        command = [program, "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--seed", str(seed), "--header", "Authorization: Bearer key", "--no-color"]  # fmt: skip
+        status = subprocess.run(command, check=False, cwd=folder).returncode
+        alive = server.process.poll() is None and server.get("/health/live")[0] == 200
+        tracebacks = server.log.count("Traceback")
+    found = (
+        f"schemathesis ended with {status}, the server lives: {alive}, tracebacks in its log: {tracebacks}"
+    )
+    return [] if (status, alive, tracebacks) == (0, True, 0) else [found]
 
 
 def main():
@@ -118,14 +123,17 @@ def main():
     parser.add_argument("part", choices=("parsers", "sockets", "openapi"))
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schemathesis", type=Path, default=Path(".venv-fuzz/bin/schemathesis"))
+    parser.add_argument("--only", help="name of the one parser that is tried")
     arguments = parser.parse_args()
     logging.disable()  # the readers warn of what they are given, some hundred thousand times
-    print(f"{arguments.part}: {arguments.count} inputs, seed {arguments.seed}", flush=True)
+    count = f", {arguments.count} inputs" if arguments.part != "openapi" else ""
+    print(f"{arguments.part}{count}, seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         if arguments.part == "openapi":
-            faults = fuzz_openapi(arguments.seed, Path(name))
+            faults = fuzz_openapi(arguments.schemathesis.absolute(), arguments.seed, Path(name))
         else:
-            fuzz = fuzz_parsers if arguments.part == "parsers" else fuzz_sockets
+            fuzz = partial(fuzz_parsers, only=arguments.only) if arguments.part == "parsers" else fuzz_sockets
             faults = fuzz(arguments.count, arguments.seed, Path(name))
     for fault in faults[:50]:
         print(f"FAULT {fault}")
