@@ -186,11 +186,11 @@ def test_a_log_of_many_tasks_is_prepared_and_scored_in_groups():
     """17,000 tasks were prepared before the first was scored, and each was a job of its own."""
     lines, tasks = finished(tasks_in_steps(log_of(1000), 65536))
     groups = list(groups_of(tasks))
-    assert [len(group) for group in groups] == [128] * 7 + [104]
+    assert [len(group) for group in groups] == [64] * 15 + [40]
     lines, tasks = finished(tasks_in_steps(log_of(5, 3000), 65536))
     assert [len(group) for group in groups_of(tasks)] == [1] * 5
     lines, tasks = finished(tasks_in_steps(log_of(5, 1000), 65536))
-    assert [len(group) for group in groups_of(tasks)] == [4, 1]
+    assert [len(group) for group in groups_of(tasks)] == [2, 2, 1]
     assert sum(1 for _ in request_in_steps(lines, tasks[0], None, None)) == 2  # of 512 candidates each
 
 

@@ -54,7 +54,7 @@ _STEP_LINES, _LINE_COST = 256, 300
 #: Candidates that are indexed in one step, and units of work of each of their primitives.
 _STEP_CANDIDATES, _INDEX_COST = 512, 15
 #: Tasks and candidates of one log that are prepared and wait to be scored at a time.
-_GROUP_TASKS, _GROUP_CANDIDATES = 128, 4096
+_GROUP_TASKS, _GROUP_CANDIDATES = 64, 2048
 
 
 def read_log(body: bytes, limit: int, memory: Reservation, parser: RecordParser | None = None) -> LogLines:
