@@ -150,7 +150,7 @@ def test_many_places_are_laid_out_in_blocks_that_are_steps():
     replayed = base._SKELETON_COST + 500 * base._REPLAY_COST
     blocks = [cost for cost in steps if cost > base._BLOCK_COST and cost != replayed]
     assert len(blocks) == math.ceil(500 * 1000 / (base._BLOCK_PLACES // 500 * 500))
-    assert max(steps) < 2 * base._BLOCK_PLACES * base._PLACE_COST
+    assert max(steps) <= 1 << 20  # some 20 ms
 
 
 def test_what_is_kept_of_replayed_skeletons_is_bounded_in_bytes(monkeypatch):
