@@ -19,6 +19,7 @@ from tlp_service.learning.quality import Quality
 from tlp_service.learning.telling import Teller
 from tlp_service.measurements.recorder import Recorder
 from tlp_service.redis_url import connect
+from tlp_service.scoring.loader import VersionLoader
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
 from tlp_service.versions.manifest import read_manifest
@@ -53,6 +54,7 @@ def record(settings: Settings) -> int:
         recorder.run(stopping, teller.take)
     finally:
         recorder.close()
+        versions.stop()
         has_ended = teller.close()
     if not has_ended:
         # A thread inside of a library can't be ended, and at Python's own end it may crash the process.
@@ -72,13 +74,20 @@ class _Versions:
         self._missed_s: OrderedDict[str, float] = OrderedDict()
         self._active: str | None = read_manifest(self._model).version if self._model is not None else None
         self._looked_s = float("-inf")
+        self._load_tried = VersionLoader()
+
+    def stop(self) -> None:
+        """Break off what is being loaded."""
+        self._load_tried.stop()
 
     def serving(self) -> str | None:
         """Return the name of the serving version."""
         if self._model is None and time.monotonic() - self._looked_s >= _LOOK_S:
             self._looked_s = time.monotonic()
             with contextlib.suppress(OSError, BadVersion):  # the last one known, until the registry is back
-                self._active = self._registry.journal().active
+                journal = self._registry.journal()
+                if not journal.is_empty:  # as where a mount has gone
+                    self._active = journal.active
         return self._active
 
     def scorer(self, version: str) -> Scorer | None:
@@ -104,7 +113,7 @@ class _Versions:
             if self._model is not None:
                 return Scorer(self._model) if version == self._active else None
             with self._registry.checkout(version) as folder:
-                return Scorer(Path(folder))
+                return self._load_tried(Path(folder))
         except (ServiceFault, OSError) as error:
             log.warning("no figures for version %.140s: %s", version, error)
             return None
