@@ -151,7 +151,7 @@ class RecordStore:
                     write_file(rows.to_batches(), aside)
                     os.replace(aside, new_part(folder.path))
                 sync(folder.path)
-                count = len(folder.files())
+                count = sum(path.name != RECORDS for path in folder.files())
                 if count >= _MOST_PARTS and count % _MOST_PARTS == 0:
                     self._compact_newest(folder)
 
