@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOG_SUFFIXES = (".json", ".log", ".gz")
 
 #: Bytes that a line may have. The longest of the public logs has 5,163.
-MAX_LINE_BYTES = 1 << 20
+MAX_LOG_LINE_BYTES = 1 << 20
 
 #: Refused lines of one log that are kept with their places; of further ones only the number is.
 MAX_REFUSED_LINES = 1_000
@@ -119,8 +119,8 @@ class LogReader:
             )
 
     def _read_line(self, raw: bytes, source: str, number: int) -> Record | RefusedLine | None:
-        if len(raw) > MAX_LINE_BYTES:
-            return self._refuse(source, number, f"the line is too long: more than {MAX_LINE_BYTES} bytes")
+        if len(raw) > MAX_LOG_LINE_BYTES:
+            return self._refuse(source, number, f"the line is too long: more than {MAX_LOG_LINE_BYTES} bytes")
         if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
             raw = raw[3:]
         try:
@@ -164,14 +164,14 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a log up to the first that does not end.
 
     The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line. Of a line
-    of more than `MAX_LINE_BYTES` only the beginning is yielded, with a byte more than it may have.
+    of more than `MAX_LOG_LINE_BYTES` only the beginning is yielded, with a byte more than it may have.
     """
-    while line := file.readline(MAX_LINE_BYTES + 1):
+    while line := file.readline(MAX_LOG_LINE_BYTES + 1):
         yield line
         end = line
         while not end.endswith(b"\n"):
-            end = file.readline(MAX_LINE_BYTES)
-            if not end or len(line) <= MAX_LINE_BYTES:
+            end = file.readline(MAX_LOG_LINE_BYTES)
+            if not end or len(line) <= MAX_LOG_LINE_BYTES:
                 return
 
 

@@ -10,15 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tlp_client import logs as logs_module
-from tlp_client.logs import MAX_LINE_BYTES, LogReader, lines_of
-from tlp_client.primitives import Primitive
-from tlp_client.records import RecordParser
+from tlp_client.logs import MAX_LOG_LINE_BYTES, LogReader, lines_of
+from tlp_client.records import MAX_COSTS, MAX_LINE_BYTES, RecordParser
 from tlp_service.records import importer as importer_module
-from tlp_service.records import reader as reader_module
-from tlp_service.records import schema as schema_module
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platforms import OnePlatform
-from tlp_service.records.reader import MAX_COSTS, MAX_PRIMITIVES_BYTES, stored_records
+from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import REPEATED, SCHEMA, Rows, Texts
 from tlp_service.records.store import RecordStore
 from tlp_service.records.stored_file import MAX_STEP_BYTES, value_bytes
@@ -122,8 +119,8 @@ def test_a_long_text_that_stands_in_each_row_is_not_held_for_all_of_them(store, 
     [
         (
             "primitives",
-            f'[["CHW",1,"{"x" * (MAX_PRIMITIVES_BYTES - 14)}"]]',
-            f'[["CHW",1,"{"x" * MAX_PRIMITIVES_BYTES}"]]',
+            f'[["CI",1]{" " * (MAX_LINE_BYTES - 10)}]',
+            f'[["CI",1]{" " * (MAX_LINE_BYTES - 9)}]',
         ),
         ("costs", [0.1] * MAX_COSTS, [0.1] * (MAX_COSTS + 1)),
         ("workload_key", "k" * (4 << 16), "k" * ((4 << 16) + 1)),
@@ -177,19 +174,6 @@ def test_rows_on_their_way_into_the_store_are_counted_by_their_bytes(
     assert max(rows.nbytes for rows in written) < 40_000
 
 
-def test_what_is_remembered_of_primitives_is_bounded_by_its_characters(monkeypatch):
-    monkeypatch.setattr(schema_module, "_MAX_CHARACTERS", 10_000)
-    monkeypatch.setattr(reader_module, "_MAX_KNOWN_CHARACTERS", 10_000)
-    texts, reader = Texts(), reader_module._PrimitiveReader()
-    for number in range(1000):
-        primitive = Primitive("CHW", (number, "x" * 100))
-        text = texts.of([primitive])
-        assert reader.read(text) == (primitive,)
-        assert sum(map(len, texts._known.values())) < 10_200
-        assert len(texts._kept) == len(texts._known)
-        assert sum(map(len, reader._known)) < 10_200
-
-
 def test_a_line_without_an_end_is_one_refused_line(store, tmp_path, measured_lines):
     log = tmp_path / "log.json"
     with log.open("wb") as file:
@@ -202,7 +186,7 @@ def test_a_line_without_an_end_is_one_refused_line(store, tmp_path, measured_lin
     assert json.loads(note) == {
         "source": str(log),
         "line": 2,
-        "reason": f"the line is too long: more than {MAX_LINE_BYTES} bytes",
+        "reason": f"the line is too long: more than {MAX_LOG_LINE_BYTES} bytes",
     }
     assert store.counts() == {"epyc": 2}
 
@@ -245,7 +229,9 @@ def test_a_log_of_nothing_but_damaged_lines_is_noted_by_its_first_and_their_numb
     assert sum(summary.left_out.values()) == 5000
 
 
-@pytest.mark.parametrize("size", [MAX_LINE_BYTES - 1, MAX_LINE_BYTES, MAX_LINE_BYTES + 1, 3 * MAX_LINE_BYTES])
+@pytest.mark.parametrize(
+    "size", [MAX_LOG_LINE_BYTES - 1, MAX_LOG_LINE_BYTES, MAX_LOG_LINE_BYTES + 1, 3 * MAX_LOG_LINE_BYTES]
+)
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_lines_around_the_longest(tmp_path, size, end):
     path = tmp_path / "log.json"
@@ -253,9 +239,10 @@ def test_lines_around_the_longest(tmp_path, size, end):
     with path.open("rb") as file:
         lines = list(lines_of(file))
     expected = [b"x" * (size - 1) + end, b"x\n", b"yy"] if end else [b"x" * size + b"\n", b"yy"]
-    assert lines == [line[: MAX_LINE_BYTES + 1] for line in expected]
-    reasons = [r.reason.split(":")[0] for _, r in LogReader().read_lines(lines)]
-    assert reasons[0] == ("not JSON" if len(expected[0]) <= MAX_LINE_BYTES else "the line is too long")
+    assert lines == [line[: MAX_LOG_LINE_BYTES + 1] for line in expected]
+    reasons = [r.reason for _, r in LogReader().read_lines(lines)]
+    is_read = len(expected[0]) <= MAX_LOG_LINE_BYTES  # a record has fewer bytes yet
+    assert reasons[0].startswith("its line has" if is_read else "the line is too long")
 
 
 def test_a_log_that_cannot_be_read_keeps_no_other_from_the_store(

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tlp_client.bounded import BoundedCache, memory_of
 from tlp_client.errors import InvalidInput, InvalidPrimitive
 from tlp_client.primitives import Primitive, read_primitive
-from tlp_client.records import Record, read_primitives
+from tlp_client.records import MAX_COSTS, MAX_LINE_BYTES, Record, read_primitives
 from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task, canonical_workload_key
 from tlp_service.records.platform_folder import Choose
 from tlp_service.records.split import Part, part_of
@@ -25,13 +25,10 @@ from tlp_service.records.stored_file import value_bytes
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a candidate's primitives as JSON, and costs of a record. A record with more is left out: as Python objects it would take
-#: many times its size. Among 1.7 million records of public logs the longest has 1,757 bytes and ten costs.
-MAX_PRIMITIVES_BYTES, MAX_COSTS = 64 << 10, 4_096
-
-#: Bytes that a value may have, by column. A character of a task's texts has at most four.
+#: Bytes that a value may have, by column: the bounds of a record, beyond which Python objects would take many times the size of
+#: the file. A character of a task's texts has at most four.
 _MAX_BYTES = {
-    "primitives": MAX_PRIMITIVES_BYTES,
+    "primitives": MAX_LINE_BYTES,
     "costs": 8 * MAX_COSTS,
     "target": 4 * LONGEST_TARGET,
     "workload_key": 4 * LONGEST_WORKLOAD_KEY,
@@ -71,7 +68,7 @@ def stored_records(
                 "%s: %d records are left out: they cannot be read, or have more than %d bytes of primitives or %d costs",
                 platform,
                 reader.left_out,
-                MAX_PRIMITIVES_BYTES,
+                MAX_LINE_BYTES,
                 MAX_COSTS,
             )
 
