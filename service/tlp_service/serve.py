@@ -21,7 +21,7 @@ import uvicorn
 from tlp_service.api.app import create_app
 from tlp_service.api.connections import Connections, limits_of_process
 from tlp_service.api.protocol import protocol_of
-from tlp_service.api.service import Engine, Reading
+from tlp_service.api.service import UNITS_PER_BYTE, Engine, Reading
 from tlp_service.children import Child
 from tlp_service.errors import BadSettings
 from tlp_service.idle_memory import IdleMemory, map_large_allocations
@@ -210,7 +210,9 @@ def start_engine(settings: Settings) -> Engine:
 
 def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading]:
     # One thread: several would have one interpreter among them. How many bodies wait is bounded by their memory.
-    bodies: FairQueue[Reading] = FairQueue(sys.maxsize, sys.maxsize, READ_BYTES_PER_S, unit="bytes")
+    bodies: FairQueue[Reading] = FairQueue(
+        sys.maxsize, sys.maxsize, UNITS_PER_BYTE * READ_BYTES_PER_S, unit="units of reading"
+    )
     return Executor(bodies, threads=1, chunk=sys.maxsize, name="read", before=before)
 
 

@@ -28,8 +28,13 @@ T = TypeVar("T")
 _SMALL = 16 << 10
 #: Units of work (see `tlp_service.scheduling.steps`) that are done at once where a body is small, and those of a slice: some 5 ms each.
 _INLINE = _SLICE = 1 << 18
+#: Units that reading a body takes for each of its bytes, where it is a search's call. They are paid and done in the first slice, so bodies of
+#: ordinary requests are read one after the other, and the queue knows how long those that wait will take.
+UNITS_PER_BYTE = 8
 #: Bytes of a body that takes longer to read than a search's call of 2,048 candidates by far.
 _LARGE = 1 << 20
+#: Units of the longest first slice, some 160 ms: those of the largest ordinary body.
+_MAX_FIRST_SLICE = UNITS_PER_BYTE * _LARGE
 
 
 class Reading(Work[Any]):
@@ -41,10 +46,13 @@ class Reading(Work[Any]):
         Reads it, and returns what it says: all at once, or in `Steps`, between which others get their turn.
     size : int
         Units of work that are known from the beginning, see `tlp_service.scheduling.steps`: the bytes of the body.
+    expected : int, optional
+        Units that the first slice takes.
     """
 
-    def __init__(self, read: Callable[[], Any], size: int) -> None:
+    def __init__(self, read: Callable[[], Any], size: int, expected: int = 0) -> None:
         super().__init__()
+        self._expected = expected
         self._read: Callable[[], Any] | None = read
         self._steps: Steps[Any] | None = None
         self._next = size  # units of the step that comes next
@@ -53,7 +61,7 @@ class Reading(Work[Any]):
     @property
     def size(self) -> int:
         """Units of what comes next."""
-        return self._next
+        return max(self._next, self._expected)
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +70,8 @@ class Reading(Work[Any]):
 
     def run(self, first: int, count: int) -> None:
         """Read on for a slice."""
-        self.advance(_SLICE)
+        budget, self._expected = max(_SLICE, self._expected), 0
+        self.advance(budget)
 
     def advance(self, budget: int) -> bool:
         """Read on for at most so many units, or one step; return whether it is read. What was read is let go of."""
@@ -74,9 +83,9 @@ class Reading(Work[Any]):
                 self._said = said
                 return True
             self._steps = said
-        self.more, self._said = advance(self._steps, budget, self._next)
-        self._next = self.more
-        return not self.more
+        self._next, self._said = advance(self._steps, budget, self._next)
+        self.more = self._next
+        return not self._next
 
     def result(self) -> Any:
         """Return what it says."""
@@ -190,7 +199,7 @@ class Caller:
 
     async def read(self, engine: Engine, read: Callable[[], T], size: int, is_measured: bool = False) -> T:
         """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
-        said: T = await self._read(engine.readers_of(size, is_measured), read, size, size)
+        said: T = await self._read(engine.readers_of(size, is_measured), Reading(read, size), size)
         return said
 
     async def read_in_steps(
@@ -203,11 +212,12 @@ class Caller:
         units : int, optional
             Work that is known from the beginning, where it is not that of decoding the body.
         """
-        said: T = await self._read(engine.readers_of(size), read, size, size if units is None else units)
+        expected = min(UNITS_PER_BYTE * size, _MAX_FIRST_SLICE)
+        reading = Reading(read, size, expected) if units is None else Reading(read, units)
+        said: T = await self._read(engine.readers_of(size), reading, size)
         return said
 
-    async def _read(self, readers: Executor[Reading], read: Callable[[], Any], size: int, units: int) -> Any:
-        reading = Reading(read, units)
+    async def _read(self, readers: Executor[Reading], reading: Reading, size: int) -> Any:
         if size <= _SMALL:
             self.left()
             if reading.advance(_INLINE):
