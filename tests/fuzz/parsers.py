@@ -18,8 +18,9 @@ from tlp_client.spool import _read_letters
 from tlp_client.tasks import platform_kind, read_task
 from tlp_client.wire.measurements import check_measured, decode_measurement_answer, read_measurements
 from tlp_client.wire.predict import decode_predict_answer, read_predict
-from tlp_service.api.body import _Inflater, decode_json
-from tlp_service.api.tuning_log import measurements, predict_requests, read_log
+from tlp_service.api.body import BodyMemory, _Inflater, decode_json
+from tlp_service.api.decoded import DecodeMemory
+from tlp_service.api.tuning_log import measurements, request_in_steps, tasks_in_steps
 from tlp_service.errors import ApiError, BadVersion
 from tlp_service.measurements.stream import Entry
 from tlp_service.quality_metrics import QualityCollector, decode_quality
@@ -27,6 +28,7 @@ from tlp_service.records.platforms import OnePlatform
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
+from tlp_service.scheduling.steps import finished
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.versions.journal import Activation, Journal, Mark
@@ -75,7 +77,7 @@ def parsers(folder):
         Parser("outbox file", [_letters()], damaged_bytes, _OutboxReader(folder / "letters")),
         Parser("stream entry", _entries(lines), damaged_json, _read_entry, (InvalidInput, TypeError)),
         Parser("predict answer", [_answer()], damaged_json, lambda whole: decode_predict_answer(whole, 3), (BadAnswer,)),
-        Parser("measurement answer", [b'{"format": 1, "accepted": 3, "duplicates": 1, "rejected": [{"record": 1, "error": "x"}]}'], damaged_json, decode_measurement_answer, (BadAnswer,)),
+        Parser("measurement answer", [b'{"format": 1, "accepted": 3, "duplicates": 1, "rejected": [{"record": 1, "error": "x"}]}'], damaged_json, lambda whole: decode_measurement_answer(whole, 5), (BadAnswer,)),
         Parser("stored row", encoded, damaged_json, _store_row, (InvalidInput,), 5),
         Parser("store file", [_store_file(folder / "other", lines[100:160])], damaged_bytes, _StoreReader(folder / "store", _store_file(folder / "sound", lines[:SOUND_ROWS])), (), 2),
         Parser("scores beside it", _predict_bodies(records[:30]), lambda chance, whole: damaged_candidates(chance, whole), _Mixed(records), (), 2),
@@ -145,8 +147,10 @@ def _read_task(whole):
 
 
 def _read_log(body):
-    lines = read_log(body, 1000)
-    predict_requests(lines, None, None)
+    with BodyMemory(64 << 20, DecodeMemory(64 << 20)).reserve() as memory:
+        lines, tasks = finished(tasks_in_steps(body, 1000, memory))
+    for task in tasks:
+        finished(request_in_steps(lines, task, None, None))
     measurements(lines, None)
 
 

@@ -11,6 +11,8 @@ from models import write_linear_version
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import service as service_module
 from tlp_service.api import tuning_log
+from tlp_service.api.body import BodyMemory, Reservation
+from tlp_service.api.decoded import DecodeMemory
 from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
 from tlp_service.errors import DeadlinePassed
@@ -24,6 +26,11 @@ from tlp_service.settings import read_settings, shipped_model
 
 #: Seconds until a test is given up.
 HANG_S = 120
+
+
+def reservation() -> Reservation:
+    """Return the memory of a request for which there is always room."""
+    return Reservation(BodyMemory(1 << 40, DecodeMemory(1 << 40)))
 
 
 def counted(costs, done, result="read"):
@@ -175,21 +182,21 @@ def log_of(tasks, candidates=1):
 
 def test_a_log_is_read_in_steps_of_few_lines_blank_ones_too():
     body = b"\xef\xbb\xbf# a comment\n" + b"\n" * 5000 + log_of(1000) + b"{\n" + b"#\n" * 700
-    costs = list(log_in_steps(body, 65536))
+    costs = list(log_in_steps(body, 65536, reservation()))
     assert len(costs) == -(-(1 + 5000 + 1000 + 1 + 700) // tuning_log._STEP_LINES)
-    lines = read_log(body, 65536)
+    lines = read_log(body, 65536, reservation())
     assert lines.numbers == list(range(5002, 6003))
     assert (lines.outcomes[-1].number, lines.outcomes[-1].source) == (6002, "line")
 
 
 def test_a_log_of_many_tasks_is_prepared_and_scored_in_groups():
     """17,000 tasks were prepared before the first was scored, and each was a job of its own."""
-    lines, tasks = finished(tasks_in_steps(log_of(1000), 65536))
+    lines, tasks = finished(tasks_in_steps(log_of(1000), 65536, reservation()))
     groups = list(groups_of(tasks))
     assert [len(group) for group in groups] == [64] * 15 + [40]
-    lines, tasks = finished(tasks_in_steps(log_of(5, 3000), 65536))
+    lines, tasks = finished(tasks_in_steps(log_of(5, 3000), 65536, reservation()))
     assert [len(group) for group in groups_of(tasks)] == [1] * 5
-    lines, tasks = finished(tasks_in_steps(log_of(5, 1000), 65536))
+    lines, tasks = finished(tasks_in_steps(log_of(5, 1000), 65536, reservation()))
     assert [len(group) for group in groups_of(tasks)] == [2, 2, 1]
     assert sum(1 for _ in request_in_steps(lines, tasks[0], None, None)) == 2  # of 512 candidates each
 
@@ -200,7 +207,7 @@ def test_tasks_that_are_prepared_and_scored_together_have_the_scores_that_each_h
 ):
     scorer = Scorer(shipped_model(model))
     body = "\n".join(measured_lines).encode()
-    lines, tasks = finished(tasks_in_steps(body, 65536))
+    lines, tasks = finished(tasks_in_steps(body, 65536, reservation()))
     requests = [finished(request_in_steps(lines, task, None, None)) for task in tasks]
     together = finished(scorer.prepare_all_in_steps(requests))
     work = SmallTasks([prepared.candidates for prepared in together])
