@@ -31,7 +31,7 @@ from load import Bodies, Caller, at_once, milliseconds, quantile
 from serving import start
 
 from tlp_client.wire.measurements import encode_measurements
-from tlp_service.learning.progress import REFUSED, TRAINED
+from tlp_service.learning.standings import REFUSED, TRAINED
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.records.store import RecordStore
 

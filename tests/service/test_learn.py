@@ -208,31 +208,34 @@ def test_a_platform_that_cannot_be_learned_takes_no_other_along(
     add(store, tmp_path, few[2:40], "odd")
     for platform in ("fails", "gone", "new"):
         add(store, tmp_path, few, platform)
-    run, read = KindTraining.run, store.read
+    run, batches = KindTraining.run, store.batches
 
     def fails(training, folder):
         if training.serves == "fails":
             raise RuntimeError("not enough memory")
         return run(training, folder)
 
-    def is_gone(platform, columns=None):
+    def is_gone(platform, columns, choose=None):
         if platform == "gone":
             raise OSError("damaged")
-        rows = read(platform, columns)
-        if platform == "odd" and columns is not None and "primitives" in columns:
-            odd = pa.array(['[["XX",1]]'] * len(rows))
-            rows = rows.set_column(rows.column_names.index("primitives"), "primitives", odd)
-        return rows
+        for rows in batches(platform, columns, choose):
+            if platform == "odd":  # as another program wrote it
+                odd = pa.array(['[["XX",1]]'] * len(rows))
+                rows = rows.set_column(rows.schema.get_field_index("primitives"), "primitives", odd)
+            yield rows
 
     monkeypatch.setattr(KindTraining, "run", fails)
-    monkeypatch.setattr(store, "read", is_gone)
+    monkeypatch.setattr(store, "batches", is_gone)
     outcome = learn(store, registry, settings=SETTINGS)
     assert outcome.is_accepted, outcome.reason
     assert [n.serves for n in registry.manifest(outcome.version).networks] == [None, "new"]
     assert learn(store, registry, ["fails"], SETTINGS) == Outcome(
         None, False, "training on fails failed: not enough memory", "failed"
     )
-    assert learn(store, registry, ["odd"], SETTINGS).state == "failed"
+    assert (
+        learn(store, registry, ["odd"], SETTINGS).state == "refused"
+    )  # the reader leaves all of its rows out
+    assert "odd: 38 records are left out" in caplog.text
     assert learn(store, registry, ["gone"], SETTINGS) == Outcome(
         None, False, "the records of gone cannot be read: damaged", "unreadable"
     )

@@ -13,11 +13,11 @@ from tlp_client.records import RecordParser
 from tlp_service.cli import main
 from tlp_service.errors import BadSettings
 from tlp_service.learning import learn as learn_module
-from tlp_service.learning import progress as progress_module
+from tlp_service.learning import standings as standings_module
 from tlp_service.learning import trainer as trainer_module
 from tlp_service.learning.lease import leased
 from tlp_service.learning.outcome import Outcome
-from tlp_service.learning.progress import REFUSED, TRAINED, TRYING
+from tlp_service.learning.standings import REFUSED, TRAINED, TRYING
 from tlp_service.learning.trainer import LEASE, Trainer
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.stream import QUALITY
@@ -345,14 +345,14 @@ def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, meas
 
 def test_notes_are_bounded(url, client, store, tmp_path, steps, monkeypatch, measured_lines):
     """Ten times the bound: those of the platforms with the most records stay."""
-    monkeypatch.setattr(progress_module, "_MAX_PLATFORMS", 4)
+    monkeypatch.setattr(standings_module, "_MAX_PLATFORMS", 4)
     trainer = trainer_of(url, store, tmp_path, records=1)
     for n in range(40):
         add(store, measured_lines[0], n + 1, f"p{n:02}")
         trainer.look()
         assert client.hlen(TRAINED) <= 5
-        assert len(trainer._progress._distinct) <= 4
-        assert len(trainer._progress._learned_s) <= 4
+        assert len(trainer._standings._distinct) <= 4
+        assert len(trainer._standings._learned_s) <= 4
     trainer.look()
     assert client.hgetall(TRAINED).keys() >= {"p39", "p38"}
     trainer.close()

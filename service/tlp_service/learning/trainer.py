@@ -17,7 +17,7 @@ from tlp_service.errors import BadSettings, ServiceFault
 from tlp_service.learning.beginning import begin
 from tlp_service.learning.lease import Lease, leased
 from tlp_service.learning.outcome import Outcome
-from tlp_service.learning.progress import Progress
+from tlp_service.learning.standings import Standings
 from tlp_service.learning.turns import Standing
 from tlp_service.records.store import RecordStore
 from tlp_service.redis_url import connect
@@ -68,7 +68,7 @@ class Trainer:
         self._store = store
         self._registry = registry
         self._threads = threads
-        self._progress = Progress(self._client, store, records, seconds)
+        self._standings = Standings(self._client, store, records, seconds)
         self._put_off = ""
 
     def look(self, max_trained: int | None = 1) -> bool:
@@ -84,24 +84,24 @@ class Trainer:
         RedisError, OSError
             If Redis, store or registry cannot be reached.
         """
-        if not self._progress.due():
+        if not self._standings.due():
             return False
         with leased(self._client, LEASE) as lease:
             if lease is None:  # another one was faster
                 return False
             written, trained = 0, 0
-            for seeming in self._progress.due()[: None if max_trained is None else _MAX_LOOKED_AT]:
-                standing = self._progress.is_due(seeming)
+            for seeming in self._standings.due()[: None if max_trained is None else _MAX_LOOKED_AT]:
+                standing = self._standings.is_due(seeming)
                 if standing is None:
                     continue
                 outcome = self._step(standing, lease)
                 if outcome.state == "put off" or not lease.is_held():
                     break
                 if outcome.is_verdict:
-                    self._progress.note(standing, outcome.is_accepted)
+                    self._standings.note(standing, outcome.is_accepted)
                     written += 1
                 else:
-                    self._progress.put_last(standing)
+                    self._standings.put_last(standing)
                 trained += outcome.is_trained
                 if trained == max_trained:
                     break
@@ -128,9 +128,9 @@ class Trainer:
 
         torch.set_num_threads(self._threads)
         started = time.monotonic()
-        self._progress.begin(standing)
+        self._standings.begin(standing)
         outcome = learn.learn(self._store, self._registry, [standing.platform], may_publish=lease.is_held)
-        self._progress.end(standing, outcome.is_trained)
+        self._standings.end(standing, outcome.is_trained)
         # What is put off is tried again every few seconds, and said once.
         if outcome.is_verdict or outcome.reason != self._put_off:
             log.info(

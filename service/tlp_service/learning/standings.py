@@ -24,7 +24,7 @@ TRAINED, REFUSED, TRYING = "{tlp}:trained", "{tlp}:refused", "{tlp}:trying"
 _MAX_PLATFORMS = 4096
 
 
-class Progress:
+class Standings:
     """How each platform of a record store stands.
 
     Parameters
