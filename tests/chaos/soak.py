@@ -212,15 +212,27 @@ def watch(load, seconds, every_s, phase):
 
 
 def growth_of(samples, name):
-    """Return the largest memory of the last quarter over that of the second quarter."""
+    """Return the median memory of the last quarter over that of the second quarter.
+
+    A sample may come in the middle of a large body, so the largest of a quarter says nothing about growth; it has a bar of its own.
+    """
     values = [s["memory_mb"][name] for s in samples if name in s["memory_mb"]]
     quarter = len(values) // 4
-    return max(values[-quarter:]) / max(values[quarter : 2 * quarter]) if quarter else None
+    return (
+        statistics.median(values[-quarter:]) / statistics.median(values[quarter : 2 * quarter])
+        if quarter
+        else None
+    )
 
 
-def judge(base, mixed):
-    """Return the verdict on each bar: name -> (value, limit, whether it holds)."""
-    base_p99 = statistics.median(s["p99_s"] for s in base if s["p99_s"] is not None)
+def judge(base, mixed, base_p99):
+    """Return the verdict on each bar: name -> (value, limit, whether it holds).
+
+    Parameters
+    ----------
+    base_p99 : float
+        Of all ordinary calls of the ordinary part alone. Not that of a minute: two versions of different speed take turns.
+    """
     p99s = [s["p99_s"] for s in mixed if s["p99_s"] is not None] or [float("inf")]
     names = sorted({name for s in mixed for name in s["memory_mb"]})
     bars = {f"growth of {name}": (growth_of(mixed, name), MAX_GROWTH) for name in names}
@@ -246,7 +258,9 @@ def run(seconds, base_seconds, every_s, seed, folder):
         ordinary_part(load)
         try:
             watch(load, min(30, base_seconds / 2), every_s, "warm-up ")
+            began = time.monotonic()
             base = watch(load, base_seconds, every_s, "ordinary")
+            base_p99 = p99_of(sorted(s for end, s, _ in load.calls if end >= began))
             other_part(load)
             mixed = watch(load, seconds, every_s, "mixed   ")
         finally:
@@ -255,7 +269,8 @@ def run(seconds, base_seconds, every_s, seed, folder):
         server_faults = server.log.count("Traceback")
     return {
         "seed": seed,
-        "verdict": judge(base, mixed),
+        "base_p99_s": base_p99,
+        "verdict": judge(base, mixed, base_p99),
         "base": base,
         "mixed": mixed,
         "statuses": {name: {str(k): n for k, n in found.items()} for name, found in load.statuses.items()},
