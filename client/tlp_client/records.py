@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,8 +169,14 @@ class RecordParser:
     def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
         self._tasks: BoundedCache[str, Task] = BoundedCache(max_bytes // _TASKS_SHARE)
         self._primitives: BoundedCache[str, Primitive] = BoundedCache(max_bytes - max_bytes // _TASKS_SHARE)
-        #: Memory of all tasks and primitives that were ever made, remembered or not.
+        #: Bytes of all tasks and primitives that this parser has made, whether it still remembers them or not.
         self.made_bytes = 0
+
+    def counting(self) -> RecordParser:
+        """Return a parser that shares the caches of this one and counts `made_bytes` from 0, for one request of many."""
+        parser = copy(self)
+        parser.made_bytes = 0
+        return parser
 
     def parse(self, line: str) -> Record:
         """Return the record of one line.

@@ -1,13 +1,17 @@
 """What a body becomes when it is decoded: estimated, bounded in all threads, and let go of with an error."""
 
 import gc
+import json
 import threading
 import tracemalloc
 import weakref
+from itertools import count
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from tlp_service.api import measurements
 from tlp_service.api.body import BodyMemory
 from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
 from tlp_service.errors import BodyTooLarge, QueueFull
@@ -98,6 +102,33 @@ def test_small_requests_are_bounded_as_well() -> None:
     with memory.reserve() as first, memory.reserve() as second:
         first.need(3 << 20)
         assert not second.grow(2 << 20)
+
+
+def test_what_others_read_meanwhile_counts_for_nobody_else() -> None:
+    """The event loop reads small requests while a thread reads a large one, and both fill the same caches."""
+    records = Path(__file__).parents[1].joinpath("data", "measured.json").read_text().splitlines()
+    numbers = count()
+
+    class Interrupted(DecodeMemory):
+        def check(self, nbytes: int) -> None:
+            steps = [["PR", 1, 0, f"unroll {next(numbers)} {n}"] for n in range(400)]
+            measurements._lines.parser.parse(
+                json.dumps({"i": [["[1]", "llvm"], [[], steps]], "r": [[1.0], 0, 1.0, 1], "v": "v0.6"})
+            )
+            super().check(nbytes)
+
+    body = json.dumps(
+        {
+            "format": 1,
+            "worker": "host-7",
+            "platform": "epyc",
+            "records": [{"id": str(n), "record": json.loads(r)} for n, r in enumerate(records[:100])],
+        }
+    ).encode()
+    read = measurements._read_request(body, 1000, Interrupted(2 << 20))
+    assert len(read.measurements) == 100
+    with pytest.raises(BodyTooLarge):
+        measurements._read_request(body.replace(b"llvm", b"llvm -model=x"), 1000, DecodeMemory(1 << 10))
 
 
 def test_memory_is_given_back_when_nobody_waits_and_it_has_grown() -> None:

@@ -144,11 +144,11 @@ def _entries_of(service: Service, request: MeasurementRequest) -> Prepared:
 
 
 def _read_request(body: bytes, limit: int, decoding: DecodeMemory) -> MeasurementRequest:
-    made_before = _lines.parser.made_bytes
+    parser = _lines.parser.counting()  # other threads use the same caches meanwhile
 
     def read(text: str) -> Record:
-        record = _lines.parse(text)
-        decoding.check(_lines.parser.made_bytes - made_before)
+        record = parser.parse(text)
+        decoding.check(parser.made_bytes)
         return record
 
     if body.count(_RECORD) <= limit:

@@ -80,8 +80,7 @@ def log_in_steps(
         raise InvalidBody("body: a gzip file; send it with Content-Encoding: gzip")
     numbers: list[int] = []
     outcomes: list[Record | RefusedLine] = []
-    parser = parser or RecordParser(_REMEMBERED_BYTES)
-    made_before = parser.made_bytes
+    parser = RecordParser(_REMEMBERED_BYTES) if parser is None else parser.counting()
     counted = 0
     reader, rest, first = LogReader(parser), io.BytesIO(body), 1
     while lines := list(islice(rest, _STEP_LINES)):
@@ -91,7 +90,7 @@ def log_in_steps(
                 raise BodyTooLarge(f"line {number}: more than the {limit} records that one request may hold")
             numbers.append(number)
             outcomes.append(outcome)
-            taken = parser.made_bytes - made_before + RECORD_BYTES * len(outcomes)
+            taken = parser.made_bytes + RECORD_BYTES * len(outcomes)
             if taken - counted >= _COUNTED_BYTES:
                 memory.need(taken - counted)
                 counted = taken
