@@ -42,9 +42,9 @@ class BoundedCache(dict[Key, Value]):
         self[key] = value
         return value
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget everything."""
-        self.clear()
+        super().clear()
         self.nbytes = 0
 
 

@@ -13,6 +13,7 @@ from tlp_client.bounded import BoundedCache, bounded_function, memory_of
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
+from tlp_service.evaluation import plausible
 from tlp_service.features import skeleton
 from tlp_service.measurements.lines import RecordLines
 from tlp_service.monitoring import Metrics
@@ -75,8 +76,13 @@ def keys() -> Iterable[Callable[[int], object]]:
 
 def targets() -> Iterable[Callable[[int], object]]:
     for function in (tasks.platform_kind, tasks.target_names):
-        function.cache.forget()
+        function.cache.clear()
     yield lambda n: (tasks.platform_kind(t := f"llvm -mcpu={n} " + "€" * 4000), tasks.target_names(t))
+
+
+def shortest_times() -> Iterable[Callable[[int], object]]:
+    call = bounded_function(BOUND)(plausible.min_cost_s._function)
+    yield lambda n: call(json.dumps(["k" * 60_000, n]))
 
 
 def skeletons() -> Iterable[Callable[[int], object]]:
@@ -120,6 +126,7 @@ CACHES = {
     texts: (10 * BOUND // 15_000, BOUND),
     stored: (10 * BOUND // 10_000, BOUND),
     keys: (10 * BOUND // 120_000, BOUND),
+    shortest_times: (10 * BOUND // 60_000, BOUND),
     targets: (10 * 2 * tasks._TARGETS_BYTES // 8_000, 2 * tasks._TARGETS_BYTES),
     skeletons: (10 * BOUND // 4_000, BOUND),
     demands: (10 * 1024, 1024 * 500),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
+from tlp_client.bounded import bounded_function
 
 #: Seconds. No program is launched and returns in less; the shortest of 1.6 million public records takes 540 ns.
 MIN_PLAUSIBLE_S = 1e-8
@@ -22,6 +23,8 @@ _MAX_ELEMENTS = 10**18
 #: A cost is implausible if the lower quartile of its task is more than this factor above it. In 3,388 tasks of the public logs, whole or in
 #: windows of 8 to 64 records of a search, the best cost is at most 50 times below the quartile.
 _MAX_RATIO = 100.0
+#: Bytes of the shortest times that are remembered, with their workload keys, each of which may have 64 KiB.
+_REMEMBERED_BYTES = 4 << 20
 
 
 def is_plausible(workload: str, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -46,7 +49,7 @@ def is_plausible(workload: str, costs: npt.NDArray[np.float64]) -> npt.NDArray[n
     return np.asarray(possible & (costs * _MAX_RATIO >= quartile), dtype=np.bool_)
 
 
-@lru_cache(maxsize=4096)
+@bounded_function(_REMEMBERED_BYTES)
 def min_cost_s(workload: str) -> float:
     """Return the least time in seconds that a task can take.
 
