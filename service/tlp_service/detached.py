@@ -22,7 +22,8 @@ async def detached(operation: Callable[[], T]) -> T:
 
 
 def _run(operation: Callable[[], T], future: Future[T]) -> None:
-    future.set_running_or_notify_cancel()
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         result = operation()
     except BaseException as error:  # noqa: BLE001  it is the caller's

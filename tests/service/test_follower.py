@@ -5,11 +5,13 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 
 import pytest
 from models import write_linear_version
 from serving import HANG_S
 
+from tlp_service import detached
 from tlp_service.errors import NotReady, UnknownName, VersionGone
 from tlp_service.monitoring import Metrics
 from tlp_service.scoring.follower import Follower
@@ -364,6 +366,12 @@ async def test_a_registry_that_hangs_keeps_nobody_waiting(registry, names, follo
         assert not await following.wait_for(names[1], HANG_S)
     finally:
         may_end.set()
+
+
+def test_an_operation_that_nobody_waits_for_any_more_is_not_begun():
+    future = Future()
+    future.cancel()
+    detached._run(lambda: pytest.fail("it was begun"), future)
 
 
 def test_a_process_ends_though_an_operation_on_the_registry_hangs():
