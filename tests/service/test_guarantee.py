@@ -42,7 +42,7 @@ SAFE_OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
             )
             for policy in ("allkeys-lru", "allkeys-random", "volatile-lru", "volatile-ttl")
         ),
-        ({}, {"role": "slave"}, ["role: expected master, got slave, which can't be written"]),
+        ({}, {"role": "slave"}, ["role: expected master, which alone can be written, got slave"]),
         ({}, {"redis_version": "6.0.16"}, ["redis_version: expected at least 6.2, got 6.0.16"]),
         ({}, {"redis_version": 5.0}, ["redis_version: expected at least 6.2, got 5.0"]),
         ({}, {"redis_version": "6.2.0"}, []),
@@ -54,7 +54,7 @@ SAFE_OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
             [
                 "appendonly: expected yes, got no",
                 "maxmemory-policy: expected noeviction, where maxmemory is set, got volatile-lfu",
-                "role: expected master, got slave, which can't be written",
+                "role: expected master, which alone can be written, got slave",
                 "redis_version: expected at least 6.2, got 4.0.9",
             ],
         ),
@@ -114,6 +114,22 @@ def test_a_user_who_may_not_ask_for_settings_is_borne():
             "appendfsync",
             "no-appendfsync-on-rewrite",
         ]
+
+
+def test_a_user_who_may_ask_for_nothing_is_borne():
+    with redis_server(binaries()["valkey"], *SAFE_OPTIONS) as (url, _):
+        with redis.Redis.from_url(url) as client:
+            client.execute_command("ACL", "SETUSER", "default", "-config", "-info")
+        found = told(url)
+        assert [weakness.split(":")[0] for weakness in found] == [
+            "appendonly",
+            "appendfsync",
+            "no-appendfsync-on-rewrite",
+            "maxmemory-policy",
+            "role",
+            "redis_version",
+        ]
+        assert all(weakness.endswith("INFO is not allowed") for weakness in (found[0], *found[3:]))
 
 
 def test_a_server_that_is_away_is_not_taken_for_a_safe_one(tmp_path):

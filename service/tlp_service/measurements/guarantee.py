@@ -12,18 +12,24 @@ MIN_REDIS = (6, 2)
 #: Settings that decide whether a write is on disk when it is acknowledged.
 _EXPECTED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
 _UNKNOWN = "not known, for CONFIG GET is not allowed"
+#: What INFO would tell where it is not allowed.
+_NO_INFO = dict.fromkeys(
+    ("aof_enabled", "maxmemory", "maxmemory_policy", "role", "redis_version"),
+    "not known, for INFO is not allowed",
+)
 
 
-def weaknesses(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> list[str]:
+def weaknesses(config: Mapping[str, str] | None, info: Mapping[str, Any] | None) -> list[str]:
     """Return each condition that a server does not meet, as ``setting: expected …, got …``.
 
     Parameters
     ----------
     config : mapping or None
         Its settings as CONFIG GET tells them; None where that is not allowed, as with many hosted ones.
-    info : mapping
-        What its INFO tells.
+    info : mapping or None
+        The fields of its INFO; None where that is not allowed.
     """
+    info = _NO_INFO if info is None else info
     found = {
         **_of_disk(config, info),
         **_of_memory(config, info),
@@ -35,8 +41,8 @@ def weaknesses(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> lis
 
 def _of_disk(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     if config is None:
-        is_on = str(info.get("aof_enabled")) == "1"
-        config = {"appendonly": "yes" if is_on else "no"}
+        state = str(info.get("aof_enabled", "0"))
+        config = {"appendonly": {"0": "no", "1": "yes"}.get(state, state)}
     return {
         setting: (expected, config.get(setting, _UNKNOWN))
         for setting, expected in _EXPECTED.items()
@@ -56,7 +62,7 @@ def _of_memory(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> dic
 
 def _of_role(info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     role = str(info.get("role", "not known"))
-    return {} if role == "master" else {"role": ("master", f"{role}, which can't be written")}
+    return {} if role == "master" else {"role": ("master, which alone can be written", role)}
 
 
 def _of_release(info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -172,14 +172,9 @@ class MeasurementStream:
         NotReady
             If the server cannot be asked.
         """
-        info = await _soon(self._checks.info())
-        try:
-            config = await asyncio.wait_for(self._checks.config_get("*append*"), LIMIT_S)
-            config |= await asyncio.wait_for(self._checks.config_get("maxmemory*"), LIMIT_S)
-        except ResponseError:  # hosted ones mostly allow no CONFIG
-            config = None
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
-            raise _not_ready("reached", error) from None
+        info = await _allowed(self._checks.info())
+        found = [await _allowed(self._checks.config_get(names)) for names in ("*append*", "maxmemory*")]
+        config = None if None in found else {name: got for part in found for name, got in part.items()}
         return weaknesses(config, info)
 
     async def close(self) -> None:
@@ -187,6 +182,16 @@ class MeasurementStream:
         self.probe.close()
         await self._client.aclose()
         await self._checks.aclose()
+
+
+async def _allowed(answer: Awaitable[Any]) -> Any:
+    """Return an answer of the server, or None where it does not allow the question: most hosted ones allow no CONFIG."""
+    try:
+        return await asyncio.wait_for(answer, LIMIT_S)
+    except ResponseError:
+        return None
+    except (RedisError, OSError, asyncio.TimeoutError) as error:
+        raise _not_ready("reached", error) from None
 
 
 async def _soon(answer: Awaitable[Any]) -> Any:
