@@ -107,9 +107,8 @@ def _read_request(service: Service, memory: Reservation, body: bytes) -> Steps[P
         request = _decode_request(service, body)
     del body
     scorer = service.engine.versions.get(request.version)
-    # From here on until the request is answered.
+    # From here on until the request is answered. A version that is missing comes first: `once_loaded` reads once more then.
     memory.need(CANDIDATE_BYTES * len(request.lengths) + request.indices.nbytes)
-    scorer = service.engine.versions.get(request.version)
     _check_primitives(service, request)
     return (yield from scorer.prepare_in_steps(request))
 
