@@ -18,8 +18,9 @@ from tlp_client.spool import _read_letters
 from tlp_client.tasks import platform_kind, read_task
 from tlp_client.wire.measurements import check_measured, decode_measurement_answer, read_measurements
 from tlp_client.wire.predict import decode_predict_answer, read_predict
-from tlp_service.api.body import BodyMemory, _Inflater, decode_json
+from tlp_service.api.body import _Inflater, decode_json
 from tlp_service.api.decoded import DecodeMemory
+from tlp_service.api.request_memory import BodyMemory
 from tlp_service.api.tuning_log import measurements, request_in_steps, tasks_in_steps
 from tlp_service.errors import ApiError, BadVersion
 from tlp_service.measurements.stream import Entry

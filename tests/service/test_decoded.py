@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from tlp_service.api import measurements
-from tlp_service.api.body import BodyMemory
 from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
+from tlp_service.api.request_memory import BodyMemory
 from tlp_service.errors import BodyTooLarge, QueueFull
 from tlp_service.idle_memory import IdleMemory
 

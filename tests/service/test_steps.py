@@ -11,8 +11,8 @@ from models import write_linear_version
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import service as service_module
 from tlp_service.api import tuning_log
-from tlp_service.api.body import BodyMemory, Reservation
 from tlp_service.api.decoded import DecodeMemory
+from tlp_service.api.request_memory import BodyMemory, Reservation
 from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
 from tlp_service.errors import DeadlinePassed

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, quality, registry, status
-from tlp_service.api.body import BodyMemory
 from tlp_service.api.decoded import DecodeMemory
+from tlp_service.api.request_memory import BodyMemory
 from tlp_service.api.service import Engine, Service
 from tlp_service.errors import ApiError, InvalidBody, NotAuthorized, NotReady
 from tlp_service.measurements.stream import MeasurementStream

@@ -8,31 +8,25 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any, TypeVar
 
 import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from tlp_client.errors import UnknownField, Unsupported
-from tlp_client.wire.fields import CLIENT_HEADER, read_name
-from tlp_service.api.decoded import DecodeMemory
+from tlp_client.errors import Unsupported
+from tlp_service.api.request_memory import Reservation
 from tlp_service.errors import (
     BodyTooLarge,
     ClientGone,
     DeadlinePassed,
-    InvalidBody,
     MalformedBody,
     QueueFull,
 )
 
 T = TypeVar("T")
-
-JSON = "application/json"
-NDJSON = "application/x-ndjson"
 
 #: A body over the limit is read on to its end up to here, so that a client that sends before it listens
 #: gets its 413 instead of a reset connection.
@@ -44,123 +38,6 @@ _READ_TWICE_BYTES = 1 << 20
 #: Seconds in which some more of a body has to come, and by which it may fall behind the least rate.
 _PATIENCE_S = 30
 _LEAST_BYTES_PER_S = 1 << 20
-
-#: Bytes of a request for which large ones leave room; those of a search take less.
-_SMALL_REQUEST = 4 << 20
-
-
-def content_type(request: Request, accepted: Sequence[str]) -> str:
-    """Return the media type of the body.
-
-    Raises
-    ------
-    MalformedBody
-        If the route does not read that type.
-    """
-    stated = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if stated not in accepted:
-        raise MalformedBody(
-            f"Content-Type: this route reads {' or '.join(accepted)}, not {stated[:60]!r}",
-            code="content_type",
-        )
-    return stated
-
-
-class BodyMemory:
-    """Counts the memory of requests: of bodies from when they arrive, and of what is made of them until it is answered.
-
-    Threads may share it.
-
-    Parameters
-    ----------
-    max_bytes : int
-        Bytes that all together may take. A quarter is for small requests, so that large ones leave room for them.
-        A large request that is the only one may take more.
-    decoding : DecodeMemory
-        What bounds the memory of decoded bodies, which is counted apart.
-    """
-
-    def __init__(self, max_bytes: int, decoding: DecodeMemory) -> None:
-        self.decoding = decoding
-        self._max_bytes = max_bytes
-        self._max_large = max_bytes - max_bytes // 4
-        self._held = 0
-        self._lock = Lock()
-
-    @property
-    def held(self) -> int:
-        """Bytes that all requests take now."""
-        return self._held
-
-    @contextmanager
-    def reserve(self) -> Iterator[Reservation]:
-        """Return the count of one request, which is released at the end if not before."""
-        reservation = Reservation(self)
-        try:
-            yield reservation
-        finally:
-            reservation.end()
-
-    def change(self, more: int, already: int) -> bool:
-        """Add bytes to a request that has so many already; return whether there was room."""
-        is_small = already + more <= _SMALL_REQUEST
-        with self._lock:
-            max_bytes = self._max_bytes if is_small else self._max_large
-            if more > 0 and self._held > already and self._held + more > max_bytes:
-                return False
-            self._held += more
-            return True
-
-
-class Reservation:
-    """The memory of one request. The event loop and the thread that reads the request share it.
-
-    Parameters
-    ----------
-    memory : BodyMemory
-        What it is a part of.
-    """
-
-    def __init__(self, memory: BodyMemory) -> None:
-        self._memory = memory
-        self._bytes = 0
-        self._has_ended = False
-        self._lock = Lock()
-
-    def grow(self, more: int) -> bool:
-        """Count more bytes; return whether there is room for them, which there never is once the request has ended."""
-        with self._lock:
-            has_room = not self._has_ended and self._memory.change(more, self._bytes)
-            self._bytes += more if has_room else 0
-        return has_room
-
-    def need(self, more: int) -> None:
-        """Count more bytes.
-
-        Raises
-        ------
-        QueueFull
-            If other requests leave no room for them.
-        """
-        if not self.grow(more):
-            raise QueueFull("other requests leave no memory for this one", retry_after=1)
-
-    def shrink(self, less: int) -> None:
-        """Count so many bytes less."""
-        with self._lock:
-            less = min(less, self._bytes)  # of a request that has ended, nothing is left
-            self._memory.change(-less, self._bytes)
-            self._bytes -= less
-
-    def release(self) -> None:
-        """Count none of them any more."""
-        self.shrink(self._bytes)
-
-    def end(self) -> None:
-        """Count nothing any more: a thread may go on with a request whose client has left, until its slice is done."""
-        with self._lock:
-            self._has_ended = True
-        self.release()
 
 
 async def read_body(
@@ -324,38 +201,3 @@ def check_count(document: Any, field: str, limit: int) -> None:
     elements = document.get(field) if isinstance(document, dict) else None
     if isinstance(elements, list) and len(elements) > limit:
         raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")
-
-
-def read_client(request: Request) -> str:
-    """Return who asks, in whose name a request waits: as the client says, else its address.
-
-    Raises
-    ------
-    InvalidRequest
-        If what it says is no name.
-    """
-    stated = read_name(request.headers.get(CLIENT_HEADER), f"header {CLIENT_HEADER}")
-    return stated or (request.client.host if request.client else "")
-
-
-def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None]:
-    """Return the query parameters, all of which are names; None for one that is allowed and not given.
-
-    Raises
-    ------
-    UnknownField
-        If there is one that the body's type does not take: it would be passed over.
-    InvalidBody
-        If there is one twice.
-    InvalidRequest
-        If one is no name.
-    """
-    found: dict[str, str | None] = {}
-    for name, value in request.query_params.multi_items():
-        if name not in allowed:
-            takes = ", ".join(allowed) if allowed else "none, for a JSON body says it all"
-            raise UnknownField(f"query parameter {name[:40]!r}: this type of body takes {takes}")
-        if name in found:
-            raise InvalidBody(f"query parameter {name!r} is given twice")
-        found[name] = read_name(value, f"query parameter {name}")
-    return dict.fromkeys(allowed) | found

@@ -16,19 +16,11 @@ from tlp_client.tasks import platform_kind
 from tlp_client.wire.fields import FORMAT
 from tlp_client.wire.measurements import MeasurementRequest, read_measurements
 from tlp_service.api import documents
-from tlp_service.api.body import (
-    JSON,
-    NDJSON,
-    Reservation,
-    check_count,
-    content_type,
-    decode_json,
-    read_body,
-    read_client,
-    read_query,
-)
+from tlp_service.api.body import check_count, decode_json, read_body
 from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
+from tlp_service.api.head import JSON, NDJSON, content_type, read_client, read_query
 from tlp_service.api.predict import FAULT_BYTES
+from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import measurements, read_log
 from tlp_service.errors import InvalidBody

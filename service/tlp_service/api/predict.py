@@ -22,19 +22,10 @@ from tlp_client.wire.fields import (
 )
 from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
-from tlp_service.api.body import (
-    JSON,
-    NDJSON,
-    Reservation,
-    check_count,
-    content_type,
-    decode_json,
-    read_body,
-    read_client,
-    read_query,
-    unless_gone,
-)
+from tlp_service.api.body import check_count, decode_json, read_body, unless_gone
+from tlp_service.api.head import JSON, NDJSON, content_type, read_client, read_query
 from tlp_service.api.missing import once_loaded
+from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
 from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, QueueFull, UnknownName

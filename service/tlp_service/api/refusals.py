@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fastapi import Request
 
 from tlp_client.errors import InvalidRequest
-from tlp_service.api.body import read_client
+from tlp_service.api.head import read_client
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tlp_service.api import documents
-from tlp_service.api.body import JSON, decode_json, read_body, read_client, read_query
+from tlp_service.api.body import decode_json, read_body
 from tlp_service.api.decoded import decoded_bytes
+from tlp_service.api.head import JSON, read_client, read_query
 from tlp_service.api.service import Service
 from tlp_service.detached import detached
 from tlp_service.errors import (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tlp_service.api.body import BodyMemory
 from tlp_service.api.refusals import RefusalLog
+from tlp_service.api.request_memory import BodyMemory
 from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics

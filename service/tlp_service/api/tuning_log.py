@@ -17,8 +17,8 @@ from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.api.body import Reservation
 from tlp_service.api.decoded import let_go
+from tlp_service.api.request_memory import Reservation
 from tlp_service.errors import BodyTooLarge, InvalidBody
 from tlp_service.scheduling.steps import Steps, finished
 

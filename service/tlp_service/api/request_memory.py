@@ -1,0 +1,110 @@
+"""The memory that requests take together, and what each of them takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from tlp_service.api.decoded import DecodeMemory
+from tlp_service.errors import QueueFull
+
+#: Bytes of a request for which large ones leave room; those of a search take less.
+_SMALL_REQUEST = 4 << 20
+
+
+class BodyMemory:
+    """Counts the memory of requests: of bodies from when they arrive, and of what is made of them until it is answered.
+
+    Threads may share it.
+
+    Parameters
+    ----------
+    max_bytes : int
+        Bytes that all together may take. A quarter is for small requests, so that large ones leave room for them.
+        A large request that is the only one may take more.
+    decoding : DecodeMemory
+        What bounds the memory of decoded bodies, which is counted apart.
+    """
+
+    def __init__(self, max_bytes: int, decoding: DecodeMemory) -> None:
+        self.decoding = decoding
+        self._max_bytes = max_bytes
+        self._max_large = max_bytes - max_bytes // 4
+        self._held = 0
+        self._lock = Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that all requests take now."""
+        return self._held
+
+    @contextmanager
+    def reserve(self) -> Iterator[Reservation]:
+        """Return the count of one request, which is released at the end if not before."""
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            reservation.end()
+
+    def change(self, more: int, already: int) -> bool:
+        """Add bytes to a request that has so many already; return whether there was room."""
+        is_small = already + more <= _SMALL_REQUEST
+        with self._lock:
+            max_bytes = self._max_bytes if is_small else self._max_large
+            if more > 0 and self._held > already and self._held + more > max_bytes:
+                return False
+            self._held += more
+            return True
+
+
+class Reservation:
+    """The memory of one request. The event loop and the thread that reads the request share it.
+
+    Parameters
+    ----------
+    memory : BodyMemory
+        What it is a part of.
+    """
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._bytes = 0
+        self._has_ended = False
+        self._lock = Lock()
+
+    def grow(self, more: int) -> bool:
+        """Count more bytes; return whether there is room for them, which there never is once the request has ended."""
+        with self._lock:
+            has_room = not self._has_ended and self._memory.change(more, self._bytes)
+            self._bytes += more if has_room else 0
+        return has_room
+
+    def need(self, more: int) -> None:
+        """Count more bytes.
+
+        Raises
+        ------
+        QueueFull
+            If other requests leave no room for them.
+        """
+        if not self.grow(more):
+            raise QueueFull("other requests leave no memory for this one", retry_after=1)
+
+    def shrink(self, less: int) -> None:
+        """Count so many bytes less."""
+        with self._lock:
+            less = min(less, self._bytes)  # of a request that has ended, nothing is left
+            self._memory.change(-less, self._bytes)
+            self._bytes -= less
+
+    def release(self) -> None:
+        """Count none of them any more."""
+        self.shrink(self._bytes)
+
+    def end(self) -> None:
+        """Count nothing any more: a thread may go on with a request whose client has left, until its slice is done."""
+        with self._lock:
+            self._has_ended = True
+        self.release()
