@@ -9,12 +9,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tlp_service.features.published import PUBLISHED
+from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
     Network,
     ScoreMap,
-    sha256_of,
     version_name,
     write_version,
 )

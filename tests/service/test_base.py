@@ -25,12 +25,12 @@ from tlp_service.models.export import Sample, check_equal, export_onnx, read_wei
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.presets import PRESETS
+from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
     SCHEMA,
     Manifest,
     Network,
     ScoreMap,
-    sha256_of,
     version_name,
     write_version,
 )

@@ -416,7 +416,7 @@ def test_the_command_publishes_activates_and_rolls_back(tmp_path, sources, capsy
 def test_a_writer_that_is_stopped_with_the_lock_keeps_others_for_a_while_only(tmp_path, sources, monkeypatch):
     registry = Registry(tmp_path)
     name = registry.publish(sources[0])
-    monkeypatch.setattr("tlp_service.versions.places._LOCK_S", 0.1)
+    monkeypatch.setattr("tlp_service.versions.folder_place._LOCK_S", 0.1)
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="another process has held it"):

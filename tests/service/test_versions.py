@@ -9,11 +9,11 @@ from models import write_linear_version
 
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
+from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
     MANIFEST,
     Network,
     read_manifest,
-    sha256_of,
     version_name,
     write_version,
 )

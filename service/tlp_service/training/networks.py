@@ -23,7 +23,8 @@ from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.fit import AnyNetwork, Fit, FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.presets import Exported, Preset
 from tlp_service.training.validity import has_failures, validity_figures, validity_set
-from tlp_service.versions.manifest import Manifest, Network, Validity, sha256_of
+from tlp_service.versions.bounded_file import sha256_of
+from tlp_service.versions.manifest import Manifest, Network, Validity
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ import msgspec
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadVersion
+from tlp_service.versions.bounded_file import check_size, read_bounded, sha256_of
 from tlp_service.versions.onnx_file import check_complete
 
 SCHEMA = 1
@@ -37,9 +38,6 @@ MAX_NETWORK_BYTES = 512 << 20
 
 #: Networks of a version: one for each of 64 platforms is the most that is learned.
 MAX_NETWORKS = 1024
-
-#: Bytes that are read and hashed at a time.
-_BLOCK_BYTES = 1 << 20
 
 
 class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,31 +252,6 @@ def _check_file(path: Path, name: str, sha256: str) -> None:
         check_complete(opened, str(file))
 
 
-def check_size(name: object, size: int, limit: int) -> None:
-    """Raise `BadVersion` for a file of more than `limit` bytes, before any of it is read."""
-    if size > limit:
-        raise BadVersion(f"{name}: expected at most {limit} bytes, got {size}")
-
-
-def read_bounded(path: Path, limit: int) -> bytes:
-    """Return the content of a file that somebody else wrote.
-
-    Raises
-    ------
-    BadVersion
-        If it has more than `limit` bytes.
-    OSError
-        If it can't be read, or is a pipe or device, which might never end.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(f"{path}: expected a regular file")
-    with path.open("rb") as file:
-        check_size(path, os.fstat(file.fileno()).st_size, limit)
-        content = file.read(limit + 1)  # it may grow meanwhile
-    check_size(path, len(content), limit)
-    return content
-
-
 def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> Path:
     """Write a version as a new folder below `folder`, aside and then renamed, and return its path.
 
@@ -324,12 +297,3 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
         for n in sorted(networks, key=lambda n: n.platform_kind)
     ]
     return f"{model}-{hashlib.sha256(msgspec.json.encode(decides)).hexdigest()[:12]}"
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file as hex digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,0 +1,46 @@
+"""Files that somebody else wrote: no more of them is read than they may have."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from tlp_service.errors import BadVersion
+
+#: Bytes that are read and hashed at a time.
+_BLOCK_BYTES = 1 << 20
+
+
+def check_size(name: object, size: int, limit: int) -> None:
+    """Raise `BadVersion` for a file of more than `limit` bytes, before any of it is read."""
+    if size > limit:
+        raise BadVersion(f"{name}: expected at most {limit} bytes, got {size}")
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the content of a file that somebody else wrote.
+
+    Raises
+    ------
+    BadVersion
+        If it has more than `limit` bytes.
+    OSError
+        If it can't be read, or is a pipe or device, which might never end.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path}: expected a regular file")
+    with path.open("rb") as file:
+        check_size(path, os.fstat(file.fileno()).st_size, limit)
+        content = file.read(limit + 1)  # it may grow meanwhile
+    check_size(path, len(content), limit)
+    return content
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hex digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

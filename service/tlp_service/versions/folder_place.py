@@ -1,0 +1,126 @@
+"""A registry in a folder of this machine, or of a file system that machines share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from tlp_service.versions.bounded_file import read_bounded
+from tlp_service.versions.manifest import MANIFEST, MAX_DOCUMENT_BYTES, Manifest, write_version
+from tlp_service.versions.place import ACTIVE, Place
+
+_LOCK = ".lock"
+
+#: Seconds that a writer waits for another one, which may be stopped and never go on; and seconds between two tries.
+_LOCK_S, _LOCK_PAUSE_S = 60.0, 0.02
+
+#: Seconds after which what was written aside has been given up by its writer.
+_ABANDONED_S = 86_400
+
+#: What `write_version`, `Folder.remove` and `Folder.change` write aside. Other hidden files, such as ``.Trash-1000``, are not ours.
+_ASIDE = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{12}|active)-[a-z0-9_]{8}")
+
+
+class Folder(Place):
+    """A folder of a local or shared file system."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def versions(self) -> list[str]:
+        """Return the names of the versions that are there."""
+        return [p.parent.name for p in self._path.glob(f"*/{MANIFEST}") if not p.parent.name.startswith(".")]
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file, or None."""
+        try:
+            return read_bounded(self._path / name, MAX_DOCUMENT_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
+        """Replace the document under a lock, aside and then renamed: whoever reads sees the old or the new one."""
+        with self._locked():
+            made = make(self.read(ACTIVE))
+            if made is None:
+                return
+            with tempfile.NamedTemporaryFile(dir=self._path, prefix=".active-", delete=False) as aside:
+                try:
+                    aside.write(made)
+                    aside.flush()
+                    os.fsync(aside.fileno())
+                    os.chmod(aside.name, 0o644)  # other users' servers read it
+                    os.replace(aside.name, self._path / ACTIVE)
+                except BaseException:
+                    os.unlink(aside.name)
+                    raise
+
+    def put(self, source: Path, manifest: Manifest) -> None:
+        """Copy a version aside, then rename it."""
+        with self._locked():
+            target = self._path / manifest.version
+            names = [name for network in manifest.networks for name in network.files]
+            if target.is_symlink() and not target.exists():
+                target.unlink()  # it leads nowhere any more
+            elif target.exists() and not (target / MANIFEST).exists():
+                self._clear(target, names)
+            write_version(self._path, manifest, {name: source / name for name in names})
+
+    def remove(self, version: str) -> None:
+        """Delete a version, and what writers that were killed left aside."""
+        path = self._path / version
+        if path.is_symlink():
+            path.unlink()  # what it leads to is somebody else's
+        elif path.is_dir():
+            aside = tempfile.mkdtemp(prefix=f".{version}-", dir=self._path)
+            os.replace(path, aside)  # so that no half version is ever seen
+            shutil.rmtree(aside)
+        for left in self._path.iterdir():
+            if _ASIDE.fullmatch(left.name) and time.time() - left.lstat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
+    def _clear(self, folder: Path, names: list[str]) -> None:
+        """Remove the folder of a version that was half deleted.
+
+        Raises
+        ------
+        OSError
+            If it holds anything else than files of that version.
+        """
+        others = {path.name for path in folder.iterdir()} - set(names) if folder.is_dir() else {folder.name}
+        if folder.is_symlink() or others:
+            raise OSError(f"{folder}: expected a version or nothing, found something else; move it away")
+        shutil.rmtree(folder)
+
+    @contextlib.contextmanager
+    def checkout(self, version: str) -> Iterator[Path]:
+        """Lend the folder itself."""
+        yield self._path / version
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._path.mkdir(parents=True, exist_ok=True)
+        with (self._path / _LOCK).open("a") as lock:  # "w" would empty what a link leads to
+            until = time.monotonic() + _LOCK_S
+            while not _lock(lock):
+                if time.monotonic() > until:
+                    raise OSError(f"{self._path / _LOCK}: another process has held it for {_LOCK_S:.0f} s")
+                time.sleep(_LOCK_PAUSE_S)
+            yield
+
+
+def _lock(file: IO[str]) -> bool:
+    """Return whether the lock on a file could be had."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
