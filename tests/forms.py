@@ -6,13 +6,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving import HANG_S
+
 FOLDER = Path(__file__).parent / "data" / "forms"
 
 #: The address that the outbox files of the forms are for.
 OUTBOX_URL, PLATFORM = "http://cost-model:8000", "epyc"
-
-#: Seconds after which a client of an earlier release hangs.
-_HANG_S = 120
 
 _BEGIN = """
 import json, sys
@@ -46,7 +45,7 @@ class Release:
             input=json.dumps(arguments),
             capture_output=True,
             text=True,
-            timeout=_HANG_S,
+            timeout=HANG_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Starts a real ``tlp serve`` as its own process, for tests of both environments."""
 
+import asyncio
 import json
 import os
 import signal
@@ -20,6 +21,15 @@ def until(condition, seconds=HANG_S, pause_s=0.05):
     while not (found := condition()):
         assert time.monotonic() < end, "it never came"
         time.sleep(pause_s)
+    return found
+
+
+async def until_in_loop(condition, seconds=HANG_S, pause_s=0.01):
+    """Do what `until` does while the event loop runs on."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never came"
+        await asyncio.sleep(pause_s)
     return found
 
 

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import signal
-import time
 from types import SimpleNamespace
 
 import pytest
 import redis
 from redis_servers import binaries, redis_server
-from serving import start
+from serving import start, until
 
 from tlp_service.api import documents, status
 from tlp_service.errors import NotReady
@@ -27,12 +26,7 @@ def said(server, path):
 
 def wait_for(server, code):
     """Ask whether measurements can be kept until the answer has this status; return its body."""
-    deadline = time.monotonic() + 120
-    while True:
-        found, body = said(server, "/health/measurements")
-        if found == code:
-            return body
-        assert time.monotonic() < deadline, body
+    return until(lambda: (found := said(server, "/health/measurements"))[0] == code and found[1])
 
 
 @pytest.fixture
@@ -138,10 +132,7 @@ def test_a_server_starts_while_the_stream_hangs(tmp_path, linear_version, stream
         wait_for(server, 503)
         stream[1].send_signal(signal.SIGCONT)
         can_write(server, measured_request)
-        deadline = time.monotonic() + 60
-        while "appendonly: expected yes, got no" not in server.log:  # once it can be asked
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: "appendonly: expected yes, got no" in server.log)  # once it can be asked
 
 
 def test_what_is_tried_leaves_nothing_behind(server, stream):

@@ -4,11 +4,10 @@ import gzip
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from serving import start
+from serving import start, until
 
 #: MB that the server may take at the defaults: see the documentation of the settings.
 WORST_MB = 450
@@ -121,10 +120,7 @@ def test_the_worst_that_callers_can_do_at_the_defaults(tmp_path, good) -> None:
         for caller in callers:
             caller.close()
         assert memory_of(pid, "VmHWM") <= WORST_MB, "all at once"
-        deadline = time.monotonic() + 120
-        while (left := memory_of(pid, "VmRSS")) > began + KEPT_MB:
-            assert time.monotonic() < deadline, f"{left} MB of {began} are not given back"
-            time.sleep(0.2)
+        until(lambda: memory_of(pid, "VmRSS") <= began + KEPT_MB)
         assert server.post("/v1/predict", good[0])[0] == 200
 
 

@@ -26,10 +26,6 @@ def version(tmp_path):
     return write_linear_version(tmp_path / "version")
 
 
-def wait_for(found):
-    return until(found, pause_s=0.1)
-
-
 def measured(stages, speed):
     """Records of one task; the higher the stage the faster, where `speed` is 1."""
     return [
@@ -51,10 +47,8 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
         empty = json.loads(server.get("/v1/quality")[1])
         assert empty == {"time": None, "serving": None, "platforms": {}}
         assert server.post("/v1/measurements", {**request, "records": measured(range(1, 9), 1)})[0] == 200
-        wait_for(lambda: server.metric("tlp_measurement_stream_length") == 0)
-        figures = wait_for(lambda: json.loads(server.get("/v1/quality")[1])["platforms"])["epyc"][
-            version.name
-        ]
+        until(lambda: server.metric("tlp_measurement_stream_length") == 0)
+        figures = until(lambda: json.loads(server.get("/v1/quality")[1])["platforms"])["epyc"][version.name]
         assert (figures["measured"], figures["pair_accuracy"], figures["serving"]) == (8, 1.0, True)
         labels = f'{{platform="epyc",version="{version.name}"}}'
         assert server.metric(f"tlp_prediction_pair_accuracy{labels}") == 1.0
@@ -69,15 +63,13 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
 
 def test_recorder_and_trainer_stay_behind_the_server(tmp_path, version):
     with start(tmp_path / "data", model=version, recorder=1, trainer=1) as server:
-        found = wait_for(
-            lambda: (c := children_of(server.process.pid)).keys() >= {"recorder", "trainer"} and c
-        )
+        found = until(lambda: (c := children_of(server.process.pid)).keys() >= {"recorder", "trainer"} and c)
         for name, behind in (("recorder", 10), ("trainer", 5)):
             pid, nice = found[name], min(19, os.getpriority(os.PRIO_PROCESS, server.process.pid) + behind)
-            wait_for(lambda pid=pid, nice=nice: os.getpriority(os.PRIO_PROCESS, pid) == nice)
+            until(lambda pid=pid, nice=nice: os.getpriority(os.PRIO_PROCESS, pid) == nice)
             group = Path(f"/proc/{pid}/autogroup")
             if group.exists() and group.read_text():
-                wait_for(lambda group=group, nice=nice: group.read_text().endswith(f"nice {nice}\n"))
+                until(lambda group=group, nice=nice: group.read_text().endswith(f"nice {nice}\n"))
 
 
 def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
@@ -88,7 +80,7 @@ def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
             time.sleep(2)
             assert server.metric("tlp_measurement_stream_length") == 3
         with start(tmp_path / "b", model=version, redis_url=url, recorder=1) as server:
-            wait_for(lambda: server.metric("tlp_measurement_stream_length") == 0)
+            until(lambda: server.metric("tlp_measurement_stream_length") == 0)
     assert RecordStore(tmp_path / "b" / "records").platforms == ("epyc",)
 
 
@@ -149,7 +141,7 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, vers
         start(tmp_path / "a", model=version, redis_url=url, recorder=1) as server,
     ):
         assert server.post("/v1/measurements", {**request, "records": measured(range(1, 4), 1)})[0] == 200
-        wait_for(lambda: list(store.glob("platform=*/*.parquet")))
+        until(lambda: list(store.glob("platform=*/*.parquet")))
         before = len(server.log.splitlines())
         with redis.Redis.from_url(url) as client:
             if lost == "flushed":
@@ -159,8 +151,8 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, vers
                 os.kill(client.info("server")["process_id"], signal.SIGKILL)
                 shutil.rmtree(tmp_path / "outside" / "appendonlydir")
         more = {**request, "records": measured(range(4, 7), 1)}
-        wait_for(lambda: server.post("/v1/measurements", more)[0] == 200)
-        wait_for(lambda: len(list(stored_records(RecordStore(store)))) == 6)
+        until(lambda: server.post("/v1/measurements", more)[0] == 200)
+        until(lambda: len(list(stored_records(RecordStore(store)))) == 6)
         time.sleep(2)  # for more of its errors
         errors = [line for line in server.log.splitlines()[before:] if "WARNING" in line or "ERROR" in line]
         # A flushed stream gets its group with the next measurement, so the recorder need not notice.

@@ -82,10 +82,6 @@ def loaded(server):
     return {m["version"]: m["serving"] for m in json.loads(server.get("/v1/models")[1])["models"]}
 
 
-def wait_for(condition):
-    until(condition, pause_s=0.02)
-
-
 def admin(server, method, path, document=None, key=KEY):
     body = None if document is None else json.dumps(document).encode()
     given = key if isinstance(key, bytes) else (key or "").encode("latin-1")
@@ -105,7 +101,7 @@ def test_a_new_version_serves_and_rounds_that_began_with_the_old_one_go_on(launc
     assert served(server) == names[0]
     assert server.post("/v1/predict", {**good[0], "version": names[1]})[1]["code"] == "version_gone"
     registry.activate(names[1], "test")
-    wait_for(lambda: served(server) == names[1])
+    until(lambda: served(server) == names[1])
     _, answer = server.post("/v1/predict", good[0])
     assert (answer["version"], answer["scores"]) == (names[1], scores_of(2))
     _, answer = server.post("/v1/predict", {**good[0], "version": names[0]})
@@ -113,7 +109,7 @@ def test_a_new_version_serves_and_rounds_that_began_with_the_old_one_go_on(launc
     assert loaded(server) == {names[1]: True, names[0]: False}
 
     registry.activate(names[2], "test")
-    wait_for(lambda: served(server) == names[2])
+    until(lambda: served(server) == names[2])
     assert loaded(server) == {names[2]: True, names[1]: False}
     status, answer = server.post("/v1/predict", {**good[0], "version": names[0]})
     assert (status, answer["code"]) == (409, "version_gone")
@@ -127,7 +123,7 @@ def test_a_round_that_began_at_a_faster_server_goes_on_at_a_slower_one(launch, r
     name = sources[1].name
     fast, slow = launch(), launch(registry_poll_s=3600)
     registry.activate(name, "test")
-    wait_for(lambda: served(fast) == name)
+    until(lambda: served(fast) == name)
     _, answer = fast.post("/v1/predict", good[0])
     assert served(slow) == sources[0].name
     if kind == "json":
@@ -173,7 +169,7 @@ def test_the_metrics_tell_what_serves_and_have_no_series_of_what_does_not(launch
     for name in names[1:]:
         server.post("/v1/predict", good[0])
         registry.activate(name, "test")
-        wait_for(lambda name=name: served(server) == name)
+        until(lambda name=name: served(server) == name)
     server.post("/v1/predict", good[0])
     text = server.get("/metrics")[1].decode()
     assert {n for n in names if n in text} == set(names[2:])
@@ -192,7 +188,7 @@ def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, r
     verify, registry._verify = registry._verify, lambda version: None
     file.write_bytes(b"cut")
     registry.activate(names[1], "test")
-    wait_for(lambda: registry.journal().active == names[0])
+    until(lambda: registry.journal().active == names[0])
     mark = registry.journal().marks[names[1]]
     assert mark.state == "failed"
     assert "the file is damaged" in mark.reason
@@ -203,7 +199,7 @@ def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, r
     registry._verify = verify
     file.write_bytes(whole)
     registry.activate(names[1], "test", force=True)
-    wait_for(lambda: served(server) == names[1])
+    until(lambda: served(server) == names[1])
 
 
 def test_a_server_that_starts_on_a_damaged_version_takes_the_one_before(launch, registry, sources):
@@ -219,7 +215,7 @@ def test_a_server_that_starts_later_holds_what_the_others_hold(launch, registry,
     for name in names:
         registry.activate(name, "test")
     server = launch(kept_versions=2)
-    wait_for(lambda: loaded(server) == {names[3]: True, names[2]: False, names[1]: False})
+    until(lambda: loaded(server) == {names[3]: True, names[2]: False, names[1]: False})
 
 
 def test_two_servers_agree_within_seconds_by_a_hint_through_redis(launch, registry, sources, tmp_path):
@@ -231,11 +227,11 @@ def test_two_servers_agree_within_seconds_by_a_hint_through_redis(launch, regist
         settings = {"redis_url": redis_url, "registry_poll_s": SLOW, "admin_key": KEY}
         one, two = launch(**settings), launch(**settings)
         with redis.Redis.from_url(redis_url) as client:
-            wait_for(lambda: client.pubsub_numsub(CHANNEL)[0][1] == 2)
+            until(lambda: client.pubsub_numsub(CHANNEL)[0][1] == 2)
         status, answer = admin(one, "POST", "/v1/registry/activate", {"version": name, "reason": "better"})
         assert (status, answer["active"]) == (200, name)
         assert answer["history"][-1]["reason"] == "better"
-        wait_for(lambda: served(one) == served(two) == name)
+        until(lambda: served(one) == served(two) == name)
         for server in (one, two):
             server.stop()
 
@@ -246,7 +242,7 @@ def test_a_registry_that_is_not_a_folder_is_followed_through_copies(
     server = launch(registry=f"local://{tmp_path}/registry")
     assert served(server) == sources[0].name
     registry.activate(sources[1].name, "test")
-    wait_for(lambda: served(server) == sources[1].name)
+    until(lambda: served(server) == sources[1].name)
     assert server.post("/v1/predict", good[0])[1]["scores"] == scores_of(2)
 
 
@@ -255,11 +251,11 @@ def test_a_registry_that_cannot_be_read_leaves_the_old_version_serving(launch, r
     document = registry._place._path / "active.json"
     whole = document.read_bytes()
     document.write_bytes(b"{")
-    wait_for(lambda: "can't be followed" in server.log)
+    until(lambda: "can't be followed" in server.log)
     assert served(server) == sources[0].name
     document.write_bytes(whole)
     registry.activate(sources[1].name, "test")
-    wait_for(lambda: served(server) == sources[1].name)
+    until(lambda: served(server) == sources[1].name)
 
 
 def test_no_answer_mixes_versions_while_they_are_swapped(launch, registry, sources, good):
@@ -292,9 +288,9 @@ def test_no_answer_mixes_versions_while_they_are_swapped(launch, registry, sourc
     for swap in range(1, 13):
         name = sources[swap % 4].name
         registry.activate(name, "test")
-        wait_for(lambda name=name: served(server) == name)
+        until(lambda name=name: served(server) == name)
         seen = len(answers)
-        wait_for(lambda name=name, seen=seen: name in {a["version"] for _, a, _ in answers[seen:]})
+        until(lambda name=name, seen=seen: name in {a["version"] for _, a, _ in answers[seen:]})
     is_over.set()
     for thread in threads:
         thread.join()
@@ -380,9 +376,9 @@ def test_the_registry_over_http(keyed, sources):
     _, answer = admin(keyed, "GET", f"/v1/registry/diff?a={names[0]}&b={names[1]}")
     assert documents.DiffDocument.model_validate(answer).differs["version"] == [names[0], names[1]]
     assert admin(keyed, "POST", "/v1/registry/activate", {"version": names[1]})[0] == 200
-    wait_for(lambda: served(keyed) == names[1])
+    until(lambda: served(keyed) == names[1])
     assert admin(keyed, "POST", "/v1/registry/rollback")[1]["active"] == names[0]
-    wait_for(lambda: served(keyed) == names[0])
+    until(lambda: served(keyed) == names[0])
     status, answer = admin(keyed, "POST", "/v1/registry/prune", {"keep": 0, "recent": 2})
     documents.PrunedDocument.model_validate(answer)
     assert (status, set(answer["pruned"])) == (200, {names[2], names[3], shipped_model().name})

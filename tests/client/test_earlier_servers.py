@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from forms import IDS, OUTBOX_URL, PLATFORM, RELEASES
+from serving import HANG_S
 
 from tlp_client.connection import Connection, Round
 from tlp_client.errors import Refused
@@ -17,9 +18,6 @@ from tlp_client.spool import Spool
 from tlp_client.tasks import Task
 from tlp_client.wire.measurements import encode_measurements, measurement_id
 from tlp_client.wire.predict import encode_predict
-
-#: Seconds after which a test hangs.
-HANG_S = 60
 
 REFUSALS = [
     (release, refusal) for release in RELEASES for refusal in release.json("answers.json")["refusals"]

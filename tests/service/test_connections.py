@@ -3,12 +3,13 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
 import uvloop
+from serving import HANG_S, until_in_loop
 
 from tlp_service.api.connections import ConnectionLimits, Connections, limits_of_process
 from tlp_service.api.protocol import HttpProtocol, protocol_of
@@ -16,8 +17,6 @@ from tlp_service.api.protocol import HttpProtocol, protocol_of
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 #: More than both kernels' buffers of a connection hold.
 LARGE = 16 << 20
-#: Seconds after which a test is taken to hang.
-HANGS_S = 60
 
 
 class Served:
@@ -87,7 +86,7 @@ async def serving(limits: ConnectionLimits | None = None) -> AsyncIterator[Serve
         server = uvicorn.Server(config)
         task = asyncio.create_task(server._serve([listener]))
         served.open = server.server_state.connections
-        await until(lambda: server.started)
+        await until_in_loop(lambda: server.started)
         try:
             yield served
         finally:
@@ -100,16 +99,10 @@ async def serving(limits: ConnectionLimits | None = None) -> AsyncIterator[Serve
                 caller.close()
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANGS_S):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 async def read(caller: socket.socket, until_end: bytes | None = None) -> bytes:
     """Return what comes until some bytes or, without, until the connection is closed."""
     came = b""
-    async with asyncio.timeout(HANGS_S):
+    async with asyncio.timeout(HANG_S):
         while until_end is None or not came.endswith(until_end):
             try:
                 part = await asyncio.get_running_loop().sock_recv(caller, 1 << 20)
@@ -123,7 +116,7 @@ async def read(caller: socket.socket, until_end: bytes | None = None) -> bytes:
 
 def run(test) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test, 4 * HANGS_S))
+        runner.run(asyncio.wait_for(test, 4 * HANG_S))
 
 
 def status_of(answer: bytes) -> tuple[int, str]:
@@ -136,9 +129,9 @@ def test_one_request_of_a_connection_at_a_time() -> None:
         async with serving() as served:
             served.may_answer.clear()
             caller = await served.connect(HEAD * 3000)
-            await until(lambda: bool(served.asked))
+            await until_in_loop(lambda: bool(served.asked))
             (connection,) = served.open
-            await until(lambda: bool(connection._held))
+            await until_in_loop(lambda: bool(connection._held))
             assert len(served.asked) == 1
             assert not connection.pipeline
             assert connection.flow.read_paused
@@ -158,11 +151,11 @@ def test_who_does_not_read_is_asked_no_more() -> None:
         async with serving() as served:
             served.answer = b"x" * LARGE
             caller = await served.connect(HEAD * 1000)
-            await until(lambda: bool(served.open) and next(iter(served.open)).flow.write_paused)
+            await until_in_loop(lambda: bool(served.open) and next(iter(served.open)).flow.write_paused)
             (connection,) = served.open
             # What fits into the kernels' buffers, for the server reads nothing.
             sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(caller, HEAD * 1_000_000))
-            await until(lambda: connection.flow.read_paused)
+            await until_in_loop(lambda: connection.flow.read_paused)
             await asyncio.sleep(0.1)
             assert not sending.done()
             sending.cancel()
@@ -234,16 +227,16 @@ def test_silence_and_half_a_head_are_ended() -> None:
             silent, half = await served.connect(), await served.connect(HEAD[:-2])
             kept = await served.connect(HEAD)
             await read(kept, b"ok")
-            await until(lambda: sorted(c._head_bytes for c in served.open) == [0, 0, len(HEAD) - 2])
+            await until_in_loop(lambda: sorted(c._head_bytes for c in served.open) == [0, 0, len(HEAD) - 2])
             served.pass_by(19)
             await asyncio.get_running_loop().sock_sendall(half, b"x")  # a byte more gives it no more time
-            await until(lambda: max(c._head_bytes for c in served.open) == len(HEAD) - 1)
+            await until_in_loop(lambda: max(c._head_bytes for c in served.open) == len(HEAD) - 1)
             assert len(served.open) == 3
             served.pass_by(1)
             assert await read(silent) == b""
             assert status_of(await read(half)) == (408, "malformed")
             served.pass_by(279)
-            await until(lambda: len(served.open) == 1)
+            await until_in_loop(lambda: len(served.open) == 1)
             served.pass_by(1)
             assert await read(kept) == b""
 
@@ -257,7 +250,7 @@ def test_the_rest_of_a_body_that_was_answered_has_an_end() -> None:
             await read(caller, b"ok")
             served.pass_by(29)
             await asyncio.get_running_loop().sock_sendall(caller, b"x")
-            await until(lambda: next(iter(served.open))._body_left == 999)
+            await until_in_loop(lambda: next(iter(served.open))._body_left == 999)
             served.pass_by(1)
             assert await read(caller) == b""
 
@@ -272,12 +265,14 @@ def test_an_answer_that_nobody_reads_is_dropped() -> None:
                 await served.connect(HEAD),
                 await served.connect(HEAD.replace(b"host", b"connection: close\r\nhost")),
             ]
-            await until(lambda: len(served.open) == 2 and all(c.flow.write_paused for c in served.open))
+            await until_in_loop(
+                lambda: len(served.open) == 2 and all(c.flow.write_paused for c in served.open)
+            )
             served.pass_by(1)
             served.pass_by(29)
             assert len(served.open) == 2
             served.pass_by(1)
-            await until(lambda: not served.open)
+            await until_in_loop(lambda: not served.open)
             assert served.connections.held_bytes == 0
             assert [len(await read(caller)) < LARGE for caller in callers] == [True, True]
 
@@ -290,7 +285,7 @@ def test_an_answer_that_is_read_byte_by_byte_is_dropped_too() -> None:
         async with serving(limits) as served:
             served.answer = b"x" * LARGE
             caller = await served.connect(HEAD)
-            await until(lambda: bool(served.open) and next(iter(served.open)).flow.write_paused)
+            await until_in_loop(lambda: bool(served.open) and next(iter(served.open)).flow.write_paused)
             (connection,) = served.open
             for _ in range(3):  # it reads something within each half minute
                 before = connection.held_bytes
@@ -300,7 +295,7 @@ def test_an_answer_that_is_read_byte_by_byte_is_dropped_too() -> None:
                 served.pass_by(19)
                 assert served.open
             served.pass_by(5)
-            await until(lambda: not served.open)
+            await until_in_loop(lambda: not served.open)
 
     run(test())
 
@@ -312,11 +307,11 @@ def test_the_answers_of_all_connections_are_bounded() -> None:
             callers = []
             for number in range(1, 11):
                 callers.append(await served.connect(HEAD))
-                await until(lambda n=number: len(served.asked) == n)
-                await until(lambda: all(c.flow.write_paused for c in served.open))
+                await until_in_loop(lambda n=number: len(served.asked) == n)
+                await until_in_loop(lambda: all(c.flow.write_paused for c in served.open))
                 served.pass_by(1)
                 assert served.connections.held_bytes <= 3 * LARGE
-            await until(lambda: len(served.open) == 3)
+            await until_in_loop(lambda: len(served.open) == 3)
             # The ones that stalled for longest went first.
             assert len(await read(callers[0])) < LARGE
             reading = asyncio.create_task(read(callers[-1], b"x" * 10))
@@ -332,17 +327,17 @@ def test_with_too_many_connections_the_longest_idle_one_goes() -> None:
             await read(kept, b"ok")
             served.now += 1
             silent, half = await served.connect(), await served.connect(HEAD[:-2])
-            await until(lambda: len(served.open) == 3)
+            await until_in_loop(lambda: len(served.open) == 3)
             served.now += 1
             served.may_answer.clear()
             busy = [await served.connect(HEAD)]
-            await until(lambda: len(served.asked) == 2)
+            await until_in_loop(lambda: len(served.asked) == 2)
             assert await read(silent) == b""  # which never asked, so it goes before one that did
             busy.append(await served.connect(HEAD))
-            await until(lambda: len(served.asked) == 3)
+            await until_in_loop(lambda: len(served.asked) == 3)
             assert await read(half) == b""
             busy.append(await served.connect(HEAD))
-            await until(lambda: len(served.asked) == 4)
+            await until_in_loop(lambda: len(served.asked) == 4)
             assert await read(kept) == b""
             refused = await served.connect()
             assert status_of(await read(refused)) == (503, "not_ready")

@@ -3,27 +3,16 @@
 import os
 import shutil
 import stat
-import time
 from pathlib import Path
 
 import pytest
 import redis
+from redis_servers import answers
+from serving import until
 
 from tlp_service.errors import BadSettings
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.settings import read_settings
-
-
-def wait_until_it_answers(client):
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            client.ping()
-        except redis.RedisError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return
 
 
 @pytest.mark.parametrize("taken", ["the socket", "its folder"])
@@ -39,7 +28,7 @@ def test_a_socket_that_is_tidied_away_comes_back_with_all_that_was_kept(tmp_path
                 socket.unlink()
             else:
                 shutil.rmtree(socket.parent)
-            wait_until_it_answers(client)
+            until(lambda: answers(client))
             assert client.get("kept") == b"1"
             assert client.info("server")["process_id"] != before
             assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
@@ -51,20 +40,11 @@ def test_a_socket_folder_of_somebody_else_is_not_used(tmp_path):
         folder = Path(url.removeprefix("unix://")).parent
         shutil.rmtree(folder)
         folder.symlink_to(tmp_path)
-        deadline = time.monotonic() + 60
         with redis.Redis.from_url(url) as client:
             # The server ends, for its socket is gone, and is not started in a folder that is not its own.
-            while (tmp_path / "valkey.sock").exists() or _is_answering(client):
-                assert time.monotonic() < deadline
+            until(lambda: not (tmp_path / "valkey.sock").exists() and not answers(client))
             folder.unlink()
-            wait_until_it_answers(client)
-
-
-def _is_answering(client):
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
+            until(lambda: answers(client))
 
 
 def test_a_temporary_folder_that_is_missing_is_told_by_its_setting(tmp_path, monkeypatch):

@@ -3,13 +3,12 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from concurrent.futures import Future
 
 import pytest
 from models import write_linear_version
-from serving import HANG_S
+from serving import HANG_S, until_in_loop
 
 from tlp_service import detached
 from tlp_service.errors import NotReady, UnknownName, VersionGone
@@ -188,19 +187,12 @@ def following(follower, loader):
     follower.stop()
 
 
-async def until(condition):
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 @pytest.mark.anyio
 async def test_a_version_that_is_not_loaded_yet_is_waited_for(registry, names, versions, following, loader):
     loader.gate.clear()
     registry.activate(names[1], "test")
     waiting = [asyncio.create_task(following.wait_for(names[1], HANG_S)) for _ in range(3)]
-    await until(lambda: loader.asked == [names[1]])  # the request's look, for the poll is far
+    await until_in_loop(lambda: loader.asked == [names[1]])  # the request's look, for the poll is far
     assert not any(task.done() for task in waiting)
     assert not versions.has(names[1])
     loader.gate.set()
@@ -215,7 +207,7 @@ async def test_a_version_whose_loading_fails_is_waited_for_no_longer(registry, n
     loader.error = RuntimeError("broken")
     registry.activate(names[1], "test")
     waiting = asyncio.create_task(following.wait_for(names[1], HANG_S))
-    await until(lambda: loader.asked == [names[1]])
+    await until_in_loop(lambda: loader.asked == [names[1]])
     loader.gate.set()
     assert not await waiting
     assert not await following.wait_for(names[1], HANG_S)  # it is marked
@@ -252,7 +244,7 @@ async def test_a_stop_sends_away_who_waits_for_a_version(registry, names, follow
     loader.gate.clear()
     registry.activate(names[1], "test")
     waiting = asyncio.create_task(following.wait_for(names[1], HANG_S))
-    await until(lambda: loader.asked)
+    await until_in_loop(lambda: loader.asked)
     following.drain()
     with pytest.raises(NotReady, match="stopping"):
         await waiting
@@ -286,7 +278,7 @@ async def test_a_look_that_began_before_the_request_is_not_enough(registry, name
 
     monkeypatch.setattr(registry, "journal", slow)
     junk = asyncio.create_task(following.wait_for("base-000000000000", HANG_S))
-    await until(is_reading.is_set)
+    await until_in_loop(is_reading.is_set)
     monkeypatch.setattr(registry, "journal", journal)
     registry.activate(names[1], "test")
     waiting = asyncio.create_task(following.wait_for(names[1], HANG_S))
@@ -305,9 +297,9 @@ async def test_the_active_version_is_loaded_before_earlier_ones(registry, names,
     loader.during[fourth] = lambda: registry.activate(fifth, "test")  # breaks off another cycle
     following.start(Metrics())
     try:
-        await until(lambda: loader.asked == [names[1]])  # kept for earlier rounds
+        await until_in_loop(lambda: loader.asked == [names[1]])  # kept for earlier rounds
         kept = asyncio.create_task(following.wait_for(names[2], HANG_S))
-        await until(following._woken.is_set)  # by its look at the registry
+        await until_in_loop(following._woken.is_set)  # by its look at the registry
         registry.activate(fourth, "test")
         active = asyncio.create_task(following.wait_for(fourth, HANG_S))
         loader.gate.set()

@@ -3,10 +3,10 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 from models import endless, endless_from, enormous, write_linear_version
+from serving import until
 
 from tlp_service.errors import BadVersion
 from tlp_service.monitoring import Metrics
@@ -20,13 +20,6 @@ from tlp_service.versions.registry import Registry
 
 #: Seconds of processor time for what never ends; a good version takes less than one.
 MAX_CPU_S = 5
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +67,7 @@ def test_a_network_that_takes_all_memory_is_refused(tmp_path):
 
 
 def trial_of(loader):
-    wait_for(lambda: loader._running)
+    until(lambda: loader._running)
     (process,) = loader._running
     return process
 
@@ -124,7 +117,7 @@ def test_a_trial_ends_with_the_process_that_wants_it(stuck):
     trial = int(os.read(reader, 20))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    wait_for(lambda: not _is_running(trial))
+    until(lambda: not _is_running(trial))
     os.close(ready)
     os.close(reader)
 
@@ -155,12 +148,12 @@ def test_the_next_activation_is_followed_after_one_that_never_returns(tmp_path, 
     follower.start(Metrics())
     try:
         registry.activate(stuck.name, "test")
-        wait_for(lambda: stuck.name in registry.journal().marks)
+        until(lambda: stuck.name in registry.journal().marks)
         mark = registry.journal().marks[stuck.name]
         assert (mark.state, registry.journal().active) == ("failed", first.name)
         assert "did not end within" in mark.reason
         registry.activate(good.name, "test")
-        wait_for(lambda: versions.serving.manifest.version == good.name)
+        until(lambda: versions.serving.manifest.version == good.name)
     finally:
         follower.stop()
     assert not follower._thread.is_alive()

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from models import write_linear_version
+from serving import HANG_S
 
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import service as service_module
@@ -23,9 +24,6 @@ from tlp_service.scoring.candidates import SmallTasks
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.serve import start_engine
 from tlp_service.settings import read_settings, shipped_model
-
-#: Seconds until a test is given up.
-HANG_S = 120
 
 
 def reservation() -> Reservation:

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import redis
 from models import write_linear_version
+from serving import HANG_S, until
 
 from tlp_client.records import RecordParser
 from tlp_service.learning import telling
@@ -22,9 +22,6 @@ from tlp_service.measurements.recorder import Moved, Recorder
 from tlp_service.measurements.stream import QUALITY, STREAM, Entry
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
-
-#: Seconds after which what is waited for counts as hanging, on however slow a machine.
-HANGS_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +58,6 @@ def moved(first, last):
     return Moved(records, [float(n) for n in range(first, last)])
 
 
-def wait_for(found):
-    deadline = time.monotonic() + HANGS_S
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return value
-
-
 class Blocking(Quality):
     """Figures whose scores take until the test lets them go."""
 
@@ -78,7 +67,7 @@ class Blocking(Quality):
 
     def document(self, time_s):
         self.is_inside.set()
-        assert self.go_on.wait(HANGS_S)
+        assert self.go_on.wait(HANG_S)
         return super().document(time_s)
 
 
@@ -92,21 +81,21 @@ def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
     thread.start()
     try:
         client.xadd(STREAM, entry(1)._asdict())
-        assert quality.is_inside.wait(HANGS_S)
+        assert quality.is_inside.wait(HANG_S)
         for n in range(2, 9):  # each in a batch of its own, after the one before
             client.xadd(STREAM, entry(n)._asdict())
-            wait_for(lambda n=n: store.counts().get("epyc", 0) == n)
+            until(lambda n=n: store.counts().get("epyc", 0) == n)
         assert client.get(QUALITY) is None
         stopping.set()
-        thread.join(HANGS_S)
+        thread.join(HANG_S)
         assert not thread.is_alive()
         assert not teller.close(timeout_s=0.01)  # which is all that a stop waits for it
     finally:
         stopping.set()
         quality.go_on.set()
-    teller._thread.join(HANGS_S)
+    teller._thread.join(HANG_S)
     assert not teller._thread.is_alive()
-    thread.join(HANGS_S)
+    thread.join(HANG_S)
     recorder.close()
 
 
@@ -118,16 +107,16 @@ def test_what_waits_for_the_figures_is_bounded_and_what_is_dropped_is_counted(
     quality, seconds = Blocking(scorer), [0.0]
     teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])
     teller.take(moved(1, 2))
-    assert quality.is_inside.wait(HANGS_S)
+    assert quality.is_inside.wait(HANG_S)
     for first in range(2, 202, 4):
         teller.take(moved(first, first + 4))
         assert sum(len(m.records) for m in teller._waiting) == teller._size <= 20
     quality.go_on.set()
-    wait_for(lambda: not teller._waiting)
+    until(lambda: not teller._waiting)
     assert [r.getMessage() for r in caplog.records] == [
         "180 measurements are in no figure of prediction error: too many came"
     ]
-    assert teller.close(HANGS_S)
+    assert teller.close(HANG_S)
     assert super(Blocking, quality).document(1.0)["platforms"]["epyc"]["v"]["measured"] == 21
 
 
@@ -145,12 +134,12 @@ def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog)
     teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])
     for n in range(1, 5):
         teller.take(moved(n, n + 1))
-        wait_for(lambda n=n: len(faults) == max(0, 3 - n) and not teller._waiting)
+        until(lambda n=n: len(faults) == max(0, 3 - n) and not teller._waiting)
         seconds[0] += 6
-    wait_for(lambda: '"measured":4,' in (client.get(QUALITY) or ""))
+    until(lambda: '"measured":4,' in (client.get(QUALITY) or ""))
     assert len(caplog.records) == 3
     assert all(r.getMessage().startswith("prediction error can't be told") for r in caplog.records)
-    assert teller.close(HANGS_S)
+    assert teller.close(HANG_S)
 
 
 def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, client, tmp_path):
@@ -166,10 +155,10 @@ def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, cli
     ) as process:
         try:
             client.xadd(STREAM, entry(1)._asdict())
-            wait_for(lambda: Path(tmp_path, "inside").exists() or process.poll() is not None)
-            wait_for(lambda: client.xlen(STREAM) == 0 or process.poll() is not None)
+            until(lambda: Path(tmp_path, "inside").exists() or process.poll() is not None)
+            until(lambda: client.xlen(STREAM) == 0 or process.poll() is not None)
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=HANGS_S)
+            _, errors = process.communicate(timeout=HANG_S)
         finally:
             process.kill()
     assert process.returncode == 0, errors
