@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -36,6 +35,7 @@ from tlp_service.scoring.follower import Follower
 from tlp_service.scoring.loader import VersionLoader
 from tlp_service.scoring.versions import Versions
 from tlp_service.settings import Settings
+from tlp_service.stuck_threads import leave_stuck_threads
 from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,7 @@ def serve(settings: Settings) -> int:
     BadSettings, BadVersion
         If the server cannot start as it was told. It never starts on anything else.
     """
-    log.info("settings: %s", settings.model_dump_json())
-    known = {f"TLP_{name}".upper() for name in Settings.model_fields}
-    for name in sorted(set(filter(lambda n: n.startswith("TLP_"), os.environ)) - known):
-        log.warning("%s is no setting and has no effect", name)
-    if settings.redis_url is not None:
-        for option in ineffective_options(settings.redis_url.get_secret_value()):
-            log.warning("TLP_REDIS_URL: the option %r has no effect, the service sets it itself", option)
+    _log_settings(settings)
     wants_recorder = settings.recorder if settings.recorder is not None else settings.redis_url is None
     wants_trainer = _wants_trainer(settings)
     settings.make_data_dir()
@@ -107,21 +101,19 @@ def serve(settings: Settings) -> int:
             timeout_graceful_shutdown=GRACE_S,
         )
         _run(_Server(config, engine, connections), listener)
-    _leave_stuck_threads()
+    leave_stuck_threads("tlp-versions", "tlp-score", "tlp-read")
     return 0
 
 
-def _leave_stuck_threads() -> None:
-    """End the process here if a thread of ours hangs in native code: it would crash while the interpreter is torn down."""
-    stuck = [
-        t.name for t in threading.enumerate() if t.name.startswith(("tlp-versions", "tlp-score", "tlp-read"))
-    ]
-    if not stuck:
-        return
-    log.error("stopped, but for what never ends: %s", ", ".join(stuck))
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(0)
+def _log_settings(settings: Settings) -> None:
+    """Log the settings, and warn about names and options that have no effect."""
+    log.info("settings: %s", settings.model_dump_json())
+    known = {f"TLP_{name}".upper() for name in Settings.model_fields}
+    for name in sorted(set(filter(lambda n: n.startswith("TLP_"), os.environ)) - known):
+        log.warning("%s is no setting and has no effect", name)
+    if settings.redis_url is not None:
+        for option in ineffective_options(settings.redis_url.get_secret_value()):
+            log.warning("TLP_REDIS_URL: the option %r has no effect, the service sets it itself", option)
 
 
 def _wants_trainer(settings: Settings) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -22,6 +21,7 @@ from tlp_service.redis_url import connect
 from tlp_service.scoring.loader import VersionLoader
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings
+from tlp_service.stuck_threads import leave_stuck_threads
 from tlp_service.versions.manifest import read_manifest
 from tlp_service.versions.registry import Registry
 
@@ -55,12 +55,8 @@ def record(settings: Settings) -> int:
     finally:
         recorder.close()
         versions.stop()
-        has_ended = teller.close()
-    if not has_ended:
-        # A thread inside of a library can't be ended, and at Python's own end it may crash the process.
-        log.warning("prediction error is not told to its end: something that it needs takes too long")
-        logging.shutdown()
-        os._exit(0)
+        teller.close()
+    leave_stuck_threads("tlp-figures")
     return 0
 
 
