@@ -55,28 +55,25 @@ class Texts:
     """
 
     def __init__(self, max_bytes: int = _TEXTS_BYTES) -> None:
-        # By identity, for hashing a primitive takes longer than all else. The object is kept, so that no other gets its id.
-        self._known: BoundedCache[int, str] = BoundedCache(max_bytes)
-        self._kept: list[Primitive] = []
+        # By identity, since hashing a primitive takes longer than all else. Each entry holds its primitive, so that no other object gets its id.
+        self._known: BoundedCache[int, tuple[Primitive, str]] = BoundedCache(max_bytes)
 
     def of(self, primitives: Sequence[Primitive]) -> str:
         """Return a candidate's primitives as JSON."""
+        known = self._known
         try:
-            texts = ",".join(map(self._known.__getitem__, map(id, primitives)))
+            texts = [known[id(p)][1] for p in primitives]
         except KeyError:
-            texts = ",".join([self._known.get(id(p)) or self._learn(p) for p in primitives])
-        return f"[{texts}]"
+            texts = [self._text(p) for p in primitives]
+        return f"[{','.join(texts)}]"
 
-    def _learn(self, primitive: Primitive) -> str:
-        text = json.dumps(primitive.to_json(), separators=(",", ":"))
-        count = len(self._known)
-        self._known.add(id(primitive), text, getsizeof(text) + memory_of(primitive))
-        if id(primitive) not in self._known:  # too large to be kept
-            return text
-        if len(self._known) <= count:  # the others were forgotten
-            self._kept.clear()
-        self._kept.append(primitive)
-        return text
+    def _text(self, primitive: Primitive) -> str:
+        known = self._known.get(id(primitive))
+        if known is None:
+            known = primitive, json.dumps(primitive.to_json(), separators=(",", ":"))
+            nbytes = getsizeof(known) + getsizeof(known[1]) + memory_of(primitive)
+            self._known.add(id(primitive), known, nbytes)
+        return known[1]
 
 
 class Rows:
