@@ -7,6 +7,7 @@
     ├── BadVersion                    none: a model version that cannot be loaded or published
     ├── BadRecords                    none: nothing to train on
     │   └── DamagedRecords            none: a file of a record store
+    ├── NotAllStored                  none: platforms whose records a store could not take
     ├── TrainingDiverged              none: a loss that is not finite
     └── ApiError                      the `status` of the class
         ├── MalformedBody             400   (code malformed, content_type, unsupported)
@@ -66,6 +67,20 @@ class DamagedRecords(BadRecords):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is damaged: {reason}")
         self.path = path
+
+
+class NotAllStored(ServiceFault):
+    """Platforms whose records could not be written to a store. The records of all other platforms were.
+
+    Parameters
+    ----------
+    reasons : dict
+        Platform -> why.
+    """
+
+    def __init__(self, reasons: dict[str, Exception]) -> None:
+        super().__init__("; ".join(f"{platform}: {reason}" for platform, reason in reasons.items()))
+        self.reasons = reasons
 
 
 class TrainingDiverged(ServiceFault):

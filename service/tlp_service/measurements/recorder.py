@@ -15,8 +15,11 @@ from tlp_client.errors import InvalidInput, is_text
 from tlp_client.records import Record, RecordParser
 from tlp_client.wire.fields import read_name
 from tlp_service.children import Stopping
+from tlp_service.errors import NotAllStored
 from tlp_service.measurements.dead_letters import DEAD, DeadLetters
-from tlp_service.measurements.portions import Portions, byte_text
+from tlp_service.measurements.entry_ids import after, order
+from tlp_service.measurements.held_back import HeldBack
+from tlp_service.measurements.portions import Message, Portions, byte_text
 from tlp_service.measurements.stream import GROUP, PROBE, STREAM, Entry
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
@@ -30,12 +33,12 @@ __all__ = ["DEAD", "GROUP", "Moved", "Recorder"]
 _BATCH, _MAX_BATCH_BYTES = 2000, 8 << 20
 #: Seconds that a batch is waited for, and after which it is taken from a consumer that has not finished it.
 _WAIT_S, _CLAIM_S = 1.0, 60.0
+#: Before all entries.
+_FIRST = "0"
 #: Seconds in which more is let come in after a batch that was not full: each costs a file and its way to the disk.
 _GATHER_S = 0.5
 #: Seconds until the stream is asked again after it could not be reached.
 _PAUSE_S = 1.0
-#: Last number of the entries of a millisecond.
-_LAST_NUMBER = 2**64 - 1
 
 # A server over its maxmemory takes no new group, unless a script begins with a write that needs no memory: by its documentation the
 # rest of that script is then allowed.
@@ -44,8 +47,7 @@ redis.call('DEL', KEYS[2])
 return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
 """
 
-#: id in the stream, and fields; the record that they hold
-_Message = tuple[str, dict[str, str]]
+#: id in the stream, fields, and the record that they hold
 _Read = tuple[str, Entry, Record]
 
 
@@ -61,11 +63,17 @@ class Moved:
         When each came into the stream, in seconds since 1970.
     dead : dict
         Id in the stream -> why it is no record.
+    waiting : dict
+        Id in the stream -> platform, of those whose platform the store refuses.
+    reasons : dict
+        Platform -> why the store refused it now.
     """
 
     records: list[tuple[Entry, Record]] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     dead: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, Exception] = field(default_factory=dict)
 
 
 class Recorder:
@@ -73,6 +81,7 @@ class Recorder:
 
     A batch is written to the store, then acknowledged, then cut off the stream. Killed in between, the batch comes again, and the store
     knows its records by their contents. Acknowledging and cutting are allowed on a server that is full, so that it does not stay so.
+    What the store refuses of one platform is held back, and keeps no other waiting.
 
     Parameters
     ----------
@@ -90,12 +99,14 @@ class Recorder:
         self._client: Any = connect(url, timeout_s=10 + _WAIT_S, encoding_errors="surrogateescape", retries=0)
         self._portions = Portions(self._client, name)
         self._dead_letters = DeadLetters(self._client)
+        self._held = HeldBack(self._client, name)
         self._store = store
         self._name = name
         self._parser, self._texts = RecordParser(), Texts()
         self._is_registered = False
         self._takes_pending = True
         self._is_behind = False
+        self._are_held = False  # whether the last batch had been held back
 
     def step(self) -> Moved:
         """Move one batch, waiting a second for it.
@@ -112,7 +123,7 @@ class Recorder:
         if not messages:
             return Moved()
         moved = self._move(messages)
-        self._acknowledge(messages, moved.dead)
+        self._acknowledge(messages, moved)
         return moved
 
     def run(self, is_stopping: Stopping | Event, take: Callable[[Moved], None]) -> None:
@@ -133,6 +144,7 @@ class Recorder:
                 is_lost = True
                 # What a lost answer held is pending; a server that was set up anew has no group.
                 self._takes_pending, self._is_registered = True, False
+                self._held.begin_again()
                 self._client.connection_pool.disconnect()  # the server's name may mean another one by now
                 is_stopping.wait(_PAUSE_S)
 
@@ -151,26 +163,37 @@ class Recorder:
                 raise
         self._is_registered = True
 
-    def _next_batch(self) -> list[_Message]:
-        """Return what this consumer was given before and never finished, else what another one left, else what is new."""
+    def _next_batch(self) -> list[Message]:
+        """Return what this consumer was given and never finished, else what was held back, else what another one left, else what is new."""
+        self._are_held = False
         if self._takes_pending:
-            if pending := self._portions.pending(_BATCH, _MAX_BATCH_BYTES):
+            if pending := self._portions.pending(_FIRST, _BATCH, _MAX_BATCH_BYTES):
                 return pending
             self._takes_pending = False
-        claimed, gone = self._portions.claim(_CLAIM_S, _BATCH)
+        if held := self._held.portion(_BATCH, _MAX_BATCH_BYTES):
+            self._are_held = True
+            return held
+        claimed, gone, is_holding = self._portions.claim(_CLAIM_S, _BATCH)
+        if is_holding:
+            self._held.look()
         # Entries that were cut off the stream before they were finished have no fields.
-        left: list[_Message] = [(id_, {}) for id_ in gone]
+        left: list[Message] = [(id_, {}) for id_ in gone]
         if claimed:
-            left += self._portions.pending(_BATCH, _MAX_BATCH_BYTES)
+            left += self._portions.pending(_FIRST, _BATCH, _MAX_BATCH_BYTES)
             self._takes_pending = True  # for those that are beyond this batch
         return left or self._portions.new(_BATCH, _MAX_BATCH_BYTES, _WAIT_S)
 
-    def _move(self, messages: Sequence[_Message]) -> Moved:
-        read, dead = [], {}
+    def _move(self, messages: Sequence[Message]) -> Moved:
+        read: list[_Read] = []
+        dead: dict[str, str] = {}
+        waiting: dict[str, str] = {}
         for id_, fields in messages:
             try:
                 entry = _entry_of(fields)
-                read.append((id_, entry, self._parser.parse(entry.record)))
+                if self._held.refuses(entry.platform):
+                    waiting[id_] = entry.platform
+                else:
+                    read.append((id_, entry, self._parser.parse(entry.record)))
             except InvalidInput as error:
                 dead[id_] = str(error)
             except MemoryError:  # which is not the entry's fault
@@ -178,10 +201,16 @@ class Recorder:
             except Exception as error:  # whatever one entry does to the parser, the others are to be stored
                 log.exception("entry %s of the measurement stream cannot be read", id_)
                 dead[id_] = f"it cannot be read: {type(error).__name__}"
-        self._store.append(self._tables(read, dead))
-        stored = [one for one in read if one[0] not in dead]
-        times_s = [_order(id_)[0] / 1000 for id_, _, _ in stored]
-        return Moved([(entry, record) for _, entry, record in stored], times_s, dead)
+        reasons: dict[str, Exception] = {}
+        try:
+            self._store.append(self._tables(read, dead))
+        except NotAllStored as error:
+            reasons = error.reasons
+            waiting |= {id_: entry.platform for id_, entry, _ in read if entry.platform in reasons}
+        stored = [one for one in read if one[0] not in dead and one[0] not in waiting]
+        times_s = [order(id_)[0] / 1000 for id_, _, _ in stored]
+        records = [(entry, record) for _, entry, record in stored]
+        return Moved(records, times_s, dead, waiting, reasons)
 
     def _tables(self, read: Sequence[_Read], dead: dict[str, str]) -> list[pa.Table]:
         """Return the rows of records, a table a platform. A record that cannot be a row must not keep the others from it."""
@@ -198,21 +227,35 @@ class Recorder:
             middle = len(read) // 2
             return self._tables(read[:middle], dead) + self._tables(read[middle:], dead)
 
-    def _acknowledge(self, messages: Sequence[_Message], dead: dict[str, str]) -> None:
-        stored = [id_ for id_, _ in messages if id_ not in dead]
+    def _acknowledge(self, messages: Sequence[Message], moved: Moved) -> None:
+        stored = [id_ for id_, _ in messages if id_ not in moved.dead and id_ not in moved.waiting]
         if stored:  # by itself: a server that is full refuses it together with anything that needs memory
             self._client.xack(STREAM, GROUP, *stored)
-        self._dead_letters.bury([(id_, fields, dead[id_]) for id_, fields in messages if id_ in dead])
-        self._trim()
+        dead = [(id_, fields, moved.dead[id_]) for id_, fields in messages if id_ in moved.dead]
+        self._dead_letters.bury(dead)
+        if moved.waiting:
+            waiting = {id_: moved.waiting[id_] for id_, _ in messages if id_ in moved.waiting}
+            self._held.keep(waiting, moved.reasons, self._are_held)
+        self._trim([id_ for id_, _ in messages if id_ not in moved.waiting])
 
-    def _trim(self) -> None:
-        """Cut off the stream what every group has finished."""
-        firsts = []
+    def _trim(self, done: Sequence[str]) -> None:
+        """Cut off the stream what every group has finished, and delete what is done beside entries that are held back."""
+        firsts, of_others = [], []
+        is_holding = False
         for group in self._client.xinfo_groups(STREAM):
-            pending = self._client.xpending(STREAM, byte_text(group["name"]))
-            firsts.append(pending["min"] if pending["pending"] else _after(group["last-delivered-id"]))
+            name = byte_text(group["name"])
+            pending = self._client.xpending(STREAM, name)
+            firsts.append(pending["min"] if pending["pending"] else after(group["last-delivered-id"]))
+            if name == GROUP.encode():
+                is_holding = any(c["name"] == self._held.consumer for c in pending["consumers"])
+            else:
+                of_others.append(firsts[-1])
         if firsts:
-            self._client.xtrim(STREAM, minid=min(firsts, key=_order), approximate=False)
+            self._client.xtrim(STREAM, minid=min(firsts, key=order), approximate=False)
+        if is_holding:  # these are cut off when all is stored, which may be late
+            first = min(of_others, key=order, default=None)
+            if deleted := [id_ for id_ in done if first is None or order(id_) < order(first)]:
+                self._client.xdel(STREAM, *deleted)
 
 
 def _entry_of(fields: dict[str, str]) -> Entry:
@@ -225,16 +268,6 @@ def _entry_of(fields: dict[str, str]) -> Entry:
     return entry
 
 
-def _size(messages: Sequence[_Message]) -> int:
+def _size(messages: Sequence[Message]) -> int:
     """Return the characters of messages, which are at most their bytes."""
     return sum(len(name) + len(value) for _, fields in messages for name, value in fields.items())
-
-
-def _after(entry: str) -> str:
-    time_ms, number = _order(entry)
-    return f"{time_ms}-{number + 1}" if number < _LAST_NUMBER else f"{time_ms + 1}-0"
-
-
-def _order(entry: str) -> tuple[int, int]:
-    time_ms, number = entry.split("-")
-    return int(time_ms), int(number)

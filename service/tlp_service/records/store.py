@@ -38,7 +38,7 @@ import pyarrow as pa
 from tlp_client.errors import InvalidRequest
 from tlp_client.logs import RefusedLine
 from tlp_client.wire.fields import read_name
-from tlp_service.errors import BadRecords, DamagedRecords
+from tlp_service.errors import BadRecords, DamagedRecords, NotAllStored
 from tlp_service.records.compaction import merge, new_part, newest
 from tlp_service.records.parquet_files import is_first, replace_file, sync, write_file
 from tlp_service.records.platform_folder import RECORDS, Choose, FileState, PlatformFolder
@@ -141,19 +141,37 @@ class RecordStore:
         return {platform: total for platform, found in counts.items() if (total := sum(found.values()))}
 
     def append(self, batches: Iterable[pa.Table]) -> None:
-        """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once."""
+        """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once.
+
+        Raises
+        ------
+        NotAllStored
+            If the rows of some platforms could not be written. All others are on disk then.
+        OSError
+            If the store as a whole cannot be written.
+        """
+        reasons: dict[str, Exception] = {}
         with self._writing():
             for batch in batches:
-                rows = batch.filter(is_first(batch.column("id")))
-                folder = self._made_folder(rows["platform"][0].as_py())
-                with self.incoming(folder.path) as scratch:
-                    aside = scratch / RECORDS
-                    write_file(rows.to_batches(), aside)
-                    os.replace(aside, new_part(folder.path))
-                sync(folder.path)
-                count = sum(path.name != RECORDS for path in folder.files())
-                if count >= _MOST_PARTS and count % _MOST_PARTS == 0:
-                    self._compact_newest(folder)
+                platform = batch["platform"][0].as_py()
+                try:
+                    self._append(platform, batch)
+                except (OSError, pa.ArrowException) as error:
+                    reasons[platform] = error
+        if reasons:
+            raise NotAllStored(reasons)
+
+    def _append(self, platform: str, batch: pa.Table) -> None:
+        rows = batch.filter(is_first(batch.column("id")))
+        folder = self._made_folder(platform)
+        with self.incoming(folder.path) as scratch:
+            aside = scratch / RECORDS
+            write_file(rows.to_batches(), aside)
+            os.replace(aside, new_part(folder.path))
+        sync(folder.path)
+        count = sum(path.name != RECORDS for path in folder.files())
+        if count >= _MOST_PARTS and count % _MOST_PARTS == 0:
+            self._compact_newest(folder)
 
     def _compact_newest(self, folder: PlatformFolder) -> None:
         """Make the newest files of a platform one. Where that fails, all rows are there still, and it is tried again some files later."""
