@@ -159,10 +159,12 @@ def test_what_is_held_back_outlives_its_recorder(client, store, begun, measured_
 def test_two_recorders_of_one_name_store_what_either_can(client, store, begun, measured_lines):
     """Such as on two machines, of which one cannot write a platform's folder."""
     one, other = begun(), begun()
+    run_out(other)
     path = refuse(store, "bad")
     send(client, measured_lines[:5], "bad", "good")
     run_out(one)
     path.unlink()
+    other.step()  # it learns of them
     assert run_out(other) == 5
     assert stored(store) == {"good": 5, "bad": 5}
 
