@@ -148,6 +148,28 @@ def test_what_one_platform_learns_changes_no_score_of_another(
     assert set(manifest.training["gate"]) >= {"new"}
 
 
+def test_what_is_measured_without_a_platform_changes_no_score_of_other_hardware(
+    tmp_path, registry, store, begun, measured_lines
+):
+    """Kind of fault: a name that a client leaves out, or chooses, stands for hardware of others. It is stored as of the kind."""
+    add(store, tmp_path, measured_lines, "cpu")
+    outcome = learn(store, registry, ["cpu"], SETTINGS)
+    assert outcome.is_accepted, outcome.reason
+    assert [n.serves for n in registry.manifest(outcome.version).networks] == [None, "cpu"]
+
+    def scores(platform):
+        return [
+            scores_of(registry, version, platform, measured_lines[:9])
+            for version in (begun.name, outcome.version)
+        ]
+
+    for platform in ("old", None):  # a worker whose platform the version does not know leaves it out
+        before, after = scores(platform)
+        assert before == after
+    before, after = scores("cpu")
+    assert before != after
+
+
 @pytest.mark.parametrize(("unchanged", "published"), [(1, 0), (2, 1)])
 def test_a_version_that_began_to_serve_meanwhile_stays(
     tmp_path, registry, store, begun, measured_lines, monkeypatch, unchanged, published

@@ -228,12 +228,32 @@ def test_a_network_that_serves_one_platform_takes_the_place_of_the_general_one_t
     assert choose_network(manifest, "t4", K80_TARGET) == own
     assert choose_network(manifest, None, f"{K80_TARGET} -model=t4") == own
     assert choose_network(manifest, "k80", K80_TARGET) == general
-    assert choose_network(manifest, "gpu", K80_TARGET) == choose_network(manifest, None, K80_TARGET) == of_all
+    assert choose_network(manifest, "gpu", K80_TARGET) == of_all
     assert (manifest.network("gpu"), manifest.serving("gpu", "a100")) == (general, general)
     assert manifest.numbered("gpu") == ["k80", "v100", "t4"]
     assert version_name("base", manifest.networks) != version_name("base", manifest.networks[:-1])
     with pytest.raises(InvalidBody, match="'t4' is a gpu"):
         choose_network(manifest, "t4", "llvm")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu", "unknown", "generic", "skylake-avx512"])
+def test_what_was_measured_under_a_name_that_is_no_device_scores_no_unnamed_hardware(folder, name):
+    """Kind of fault: a client chooses a name that others did not mean. A GPU may be measured under the name of a CPU, too."""
+    manifest = read_manifest(folder)
+    of_kind = {kind: manifest.network(kind) for kind in ("cpu", "gpu")}
+    learned = [
+        msgspec.structs.replace(of_kind[kind], file=f"{kind}-own.onnx", serves=name, platforms=[name])
+        for kind in ("cpu", "gpu")
+        if name != "skylake-avx512" or kind == "gpu"
+    ]
+    manifest = msgspec.structs.replace(manifest, networks=[*manifest.networks, *learned])
+    for target in ("llvm", f"llvm -keys=cpu -mcpu={name}", f"llvm -model={name}"):
+        assert choose_network(manifest, None, target) == of_kind["cpu"]
+    if name != "skylake-avx512":
+        for target in (K80_TARGET, f"{K80_TARGET} -model={name}", f"cuda -arch={name}"):
+            assert choose_network(manifest, None, target) == of_kind["gpu"]
+        kind = name if name in ("cpu", "gpu") else "gpu"
+        assert choose_network(manifest, name, "llvm" if kind == "cpu" else K80_TARGET).serves == name
 
 
 def test_a_kind_without_a_network_is_unknown(tmp_path):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from tlp_client.tasks import platform_kind, target_names
+from typing import get_args
+
+from tlp_client.tasks import PlatformKind, platform_kind, target_names
 from tlp_service.errors import InvalidBody, UnknownName
 from tlp_service.versions.manifest import Manifest, Network
+
+#: What a target may state in place of a device: a kind, or what TVM writes where it was told none.
+_NO_DEVICES = frozenset([*get_args(PlatformKind), "unknown", "generic"])
 
 
 def contradiction(manifest: Manifest, platform: str | None, target: str) -> str | None:
@@ -20,7 +25,8 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
     """Return the network for a platform, by what the caller states first and by the target second.
 
     Many devices share one target string (K80 and V100 do), so a stated platform decides. ``cpu`` and ``gpu``
-    are platforms, too: any hardware of the kind.
+    are platforms, too: any hardware of the kind. What was measured under these names teaches a network for requests that state them,
+    and for no others: who states nothing, or states what the version does not know, may have any hardware.
 
     Raises
     ------
@@ -44,13 +50,15 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
             raise InvalidBody(f"task.platform: {found}")
         return named
     for name in target_names(target):
-        if by_name := manifest.networks_of(name):
-            return by_name[0]
+        having = [] if name in _NO_DEVICES else manifest.networks_of(name)
+        by_name = next((n for n in having if kind in (None, n.platform_kind)), None)
+        if by_name is not None:
+            return by_name
     if kind is None:
         raise InvalidBody(
             f"task: neither 'platform' nor the target {target!r:.80} tells whether this is a cpu or a gpu"
         )
-    by_kind = next(iter(manifest.networks_of(kind)), None)
+    by_kind = manifest.network(kind)
     if by_kind is None:
         raise UnknownName(
             f"task.target: version {manifest.version} has no network for {kind} targets",
