@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from itertools import chain, repeat
 
 import msgspec
 import pyarrow as pa
@@ -170,15 +171,15 @@ def test_what_is_measured_without_a_platform_changes_no_score_of_other_hardware(
     assert before != after
 
 
-@pytest.mark.parametrize(("unchanged", "published"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize("unchanged", [1, 2])
 def test_a_version_that_began_to_serve_meanwhile_stays(
-    tmp_path, registry, store, begun, measured_lines, monkeypatch, unchanged, published
+    tmp_path, registry, store, begun, measured_lines, monkeypatch, unchanged
 ):
     """While it was trained, or while it was published."""
     add(store, tmp_path, measured_lines, "new")
     first = registry.journal()
     later = msgspec.structs.replace(first, active="another")
-    answers = iter([first] * unchanged + [later])
+    answers = chain([first] * unchanged, repeat(later))
     with monkeypatch.context() as patch:
         patch.setattr(registry, "journal", lambda: next(answers))
         outcome = learn(store, registry, settings=SETTINGS)
@@ -186,7 +187,8 @@ def test_a_version_that_began_to_serve_meanwhile_stays(
     assert (outcome.is_accepted, outcome.is_verdict, outcome.version) == (False, False, None)
     assert "another version began to serve" in outcome.reason
     assert registry.journal() == first
-    assert len(registry.versions()) == 1 + published
+    # Nor does anything of it stay that would fill the registry, try after try.
+    assert [held.manifest.version for held in registry.versions()] == [begun.name]
 
 
 def test_who_lost_the_lease_publishes_nothing(tmp_path, registry, store, measured_lines):

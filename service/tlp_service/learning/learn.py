@@ -24,6 +24,7 @@ from tlp_service.features.task import platform_column
 from tlp_service.learning.division import TOO_FEW, check_costs, divide
 from tlp_service.learning.gate import HeldBack, Verdict, judge
 from tlp_service.learning.outcome import Outcome, Refusal
+from tlp_service.learning.rejected import VERDICT, delete_rejected, withdraw
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 from tlp_service.training.dataset import (
@@ -125,14 +126,18 @@ def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Lear
         registry.activate(version, by="trainer", reason=reason)
     else:
         registry.mark(version, "rejected", reason, _figures(made))
+        delete_rejected(registry)
     log.info("version %s is %s: %s", version, "accepted" if is_accepted else "rejected", reason)
     return Outcome(version, is_accepted, reason)
 
 
 def _is_published(registry: Registry, active: str, folder: Path) -> bool:
-    """Publish a version, and return whether the one that it was made from still serves."""
+    """Publish a version, and return whether the one that it was made from still serves; if not, it is deleted again."""
     registry.publish(folder)
-    return registry.journal().active == active
+    if registry.journal().active == active:
+        return True
+    withdraw(registry, folder.name)
+    return False
 
 
 def _figures(learned: Sequence[_Learned]) -> dict[str, Any]:
@@ -260,7 +265,7 @@ class _Step:
             "settings": dataclasses.asdict(self._settings),
             # Of the other platforms those of earlier steps hold: their networks are the same.
             "gate": _mapping(self._before.training.get("gate")) | gate,
-            "verdict": {found.platform: found.verdict.reason for found in made},
+            VERDICT: {found.platform: found.verdict.reason for found in made},
         }
         return write_version(folder, Manifest.of_now(self._before.model, networks, training), of_files)
 

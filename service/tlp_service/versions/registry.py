@@ -209,7 +209,9 @@ class Registry:
 
         return self._change(make)
 
-    def prune(self, keep: int = KEEP, recent: int = KEEP) -> list[str]:
+    def prune(
+        self, keep: int = KEEP, recent: int = KEEP, among: Callable[[Held], bool] = lambda held: True
+    ) -> list[str]:
         """Delete versions and return their names. What can't be read as a version stays.
 
         Parameters
@@ -218,8 +220,11 @@ class Registry:
             The newest ones that stay.
         recent : int
             The ones that served last that stay; the active one always does, and the one that a roll-back would return to.
+        among : callable
+            Whether a version is considered at all. All others stay, and do not count as the newest.
         """
-        held = [held.manifest.version for held in self.versions()]  # and no folder that only looks like one
+        # And no folder that only looks like one.
+        held = [held.manifest.version for held in self.versions() if among(held)]
         newest = held[:keep]
         pruned: list[str] = []
 
