@@ -14,6 +14,8 @@ from serving import start, until
 from tlp_service.api import documents
 from tlp_service.settings import shipped_model
 from tlp_service.versions.hints import CHANNEL
+from tlp_service.versions.manifest import MAX_DOCUMENT_BYTES
+from tlp_service.versions.places import ACTIVE
 from tlp_service.versions.registry import Registry
 
 KEY = "s3cret-key"
@@ -191,7 +193,8 @@ def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, r
     until(lambda: registry.journal().active == names[0])
     mark = registry.journal().marks[names[1]]
     assert mark.state == "failed"
-    assert "the file is damaged" in mark.reason
+    assert f": {names[1]}/cpu.onnx: sha256 differs" in mark.reason
+    assert str(registry._place._path) not in mark.reason
     _, answer = server.post("/v1/predict", good[0])
     assert (answer["version"], answer["scores"]) == (names[0], scores_of(1))
     assert server.metric("tlp_version_failed_loads_total") == 1
@@ -402,6 +405,46 @@ def test_the_registry_over_http(keyed, sources):
 def test_what_the_registry_refuses(refusing, method, path, document, status, code):
     found, answer = admin(refusing, method, path, document)
     assert (found, answer["code"]) == (status, code)
+
+
+def break_active(registry, name):
+    (registry / ACTIVE).rename(registry / "aside.json")
+    (registry / ACTIVE).mkdir()
+    return ("GET", "/v1/registry", None), 503, "the log of this server tells why"
+
+
+def break_lock(registry, name):
+    (registry / ".lock").rename(registry / "aside.lock")
+    (registry / ".lock").mkdir()
+    return ("POST", "/v1/registry/activate", {"version": name}), 503, "Is a directory"
+
+
+def break_document(registry, name):
+    (registry / ACTIVE).write_bytes(b" " * (MAX_DOCUMENT_BYTES + 1))
+    return ("GET", "/v1/registry", None), 409, f"{ACTIVE}: expected at most"
+
+
+def break_network(registry, name):
+    (registry / name / "cpu.onnx").write_bytes(b"")
+    return ("POST", "/v1/registry/activate", {"version": name}), 409, f"{name} is damaged: {name}/cpu.onnx"
+
+
+@pytest.mark.parametrize("spoil", [break_active, break_lock, break_document, break_network])
+def test_what_is_wrong_with_the_registry_is_told_without_its_place(launch, tmp_path, sources, spoil):
+    """Kind of fault: inner addresses in answers. The log has them."""
+    registry = Registry(tmp_path / "inner")
+    registry.activate(registry.publish(sources[0]), "test")
+    name = registry.publish(sources[1])
+    server = launch(registry=tmp_path / "inner", admin_key=KEY)
+    asked, status, told = spoil(tmp_path / "inner", name)
+    found, answer = admin(server, *asked)
+    assert found == status
+    assert told in answer["error"]
+    assert str(tmp_path) not in answer["error"]
+    if status == 503:
+        assert f"the registry cannot be reached: [Errno 21] Is a directory: '{tmp_path}" in server.log or (
+            f"the registry cannot be reached: {tmp_path}" in server.log
+        )
 
 
 @pytest.fixture(scope="module")

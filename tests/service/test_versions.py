@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import re
@@ -10,6 +11,7 @@ from models import write_linear_version
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
 from tlp_service.versions.bounded_file import sha256_of
+from tlp_service.versions.faults import cause_of
 from tlp_service.versions.manifest import (
     MANIFEST,
     Network,
@@ -275,3 +277,20 @@ def test_the_card_tells_the_figures_of_the_shipped_version(model, file):
             shown = ("top1_pooled", "top1_mean", "top5_pooled", "top5_mean", "pair_accuracy")
             row = f"| {network.platform_kind}, {name} | {figures['tasks']} | "
             assert row + " | ".join(f"{figures[f]:.3f}" for f in shown) + " |" in card
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (PermissionError(13, "Permission denied", "/srv/inner"), "Permission denied"),
+        (OSError(errno.EIO, "ftp://user:secret@10.0.0.7 failed"), "Input/output error"),
+        (PermissionError("s3://inner/models: Forbidden"), "permission denied"),
+        (FileNotFoundError("s3://inner"), "a file or folder is missing"),
+        (TimeoutError("10.0.0.7"), "it does not answer"),
+        (ConnectionRefusedError("10.0.0.7"), "it cannot be connected to"),
+        (OSError("s3://inner: ClientError: 10.0.0.7"), "the log of this server tells why"),
+    ],
+)
+def test_the_cause_of_a_fault_of_the_registry_names_no_place(error, cause):
+    """Kind of fault: inner addresses in answers."""
+    assert cause_of(error) == cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -24,9 +25,12 @@ from tlp_service.errors import (
     NotReady,
     VersionRefused,
 )
+from tlp_service.versions.faults import cause_of
 from tlp_service.versions.hints import tell
 from tlp_service.versions.journal import Journal
 from tlp_service.versions.registry import KEEP, Held
+
+log = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -144,7 +148,8 @@ async def _do(operation: Callable[[], T]) -> T:
     except BadVersion as error:
         raise VersionRefused(str(error)) from None
     except OSError as error:
-        raise NotReady(f"the registry cannot be reached: {error}", retry_after=5) from None
+        log.warning("the registry cannot be reached: %s", error)
+        raise NotReady(f"the registry cannot be reached: {cause_of(error)}", retry_after=5) from None
 
 
 async def _change(service: Service, change: Callable[[], Journal]) -> Response:

@@ -13,6 +13,7 @@ from tlp_service.monitoring import Metrics
 from tlp_service.scoring.arrivals import Arrivals
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.scoring.versions import Versions
+from tlp_service.versions.faults import without_folder
 from tlp_service.versions.journal import Journal
 from tlp_service.versions.registry import Registry
 
@@ -174,6 +175,7 @@ class Follower:
 
     def _try(self, version: str) -> Scorer | None:
         self._lost.discard(version)
+        folder = Path(version)  # where it can't even be had
         try:
             with self._registry.checkout(version) as folder:
                 scorer = self._load(folder)
@@ -185,14 +187,14 @@ class Follower:
             self._lost.add(version)
             self._metrics.failed_loads.inc()
             log.error("version %s can't be loaded, the one before serves on: %s", version, error)
-            self._mark(version, error)
+            self._mark(version, without_folder(str(error), folder))
             return None
         self._failures = 0
         return scorer
 
-    def _mark(self, version: str, error: Exception) -> None:
+    def _mark(self, version: str, reason: str) -> None:
         try:
-            self._registry.mark(version, "failed", f"on {socket.gethostname()}: {error}")
+            self._registry.mark(version, "failed", f"on {socket.gethostname()}: {reason}")
         except OSError as unwritable:
             log.warning("version %s can't be marked as failed: %s", version, unwritable)
         else:

@@ -18,22 +18,22 @@ def check_size(name: object, size: int, limit: int) -> None:
         raise BadVersion(f"{name}: expected at most {limit} bytes, got {size}")
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
+def read_bounded(path: Path, limit: int, name: object = None) -> bytes:
     """Return the content of a file that somebody else wrote.
 
     Raises
     ------
     BadVersion
-        If it has more than `limit` bytes.
+        If it has more than `limit` bytes; names `name`, or the path.
     OSError
         If it can't be read, or is a pipe or device, which might never end.
     """
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: expected a regular file")
     with path.open("rb") as file:
-        check_size(path, os.fstat(file.fileno()).st_size, limit)
+        check_size(name or path, os.fstat(file.fileno()).st_size, limit)
         content = file.read(limit + 1)  # it may grow meanwhile
-    check_size(path, len(content), limit)
+    check_size(name or path, len(content), limit)
     return content
 
 

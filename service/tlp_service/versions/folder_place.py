@@ -42,7 +42,7 @@ class Folder(Place):
     def read(self, name: str) -> bytes | None:
         """Return a file, or None."""
         try:
-            return read_bounded(self._path / name, MAX_DOCUMENT_BYTES)
+            return read_bounded(self._path / name, MAX_DOCUMENT_BYTES, name)
         except (FileNotFoundError, NotADirectoryError):
             return None
 

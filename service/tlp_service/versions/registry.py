@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from tlp_service.errors import BadVersion, UnknownName, VersionRefused
+from tlp_service.versions.faults import without_folder
 from tlp_service.versions.journal import Activation, Journal, Mark, now
 from tlp_service.versions.manifest import MANIFEST, NAME, Manifest, parse_manifest, read_manifest
 from tlp_service.versions.places import ACTIVE, place_of
@@ -250,7 +251,7 @@ class Registry:
         try:
             self.manifest(version)
             with self.checkout(version) as folder:
-                read_manifest(folder)
+                _check(folder)
         except BadVersion as error:
             raise VersionRefused(f"version {version} is damaged: {error}") from None
 
@@ -269,6 +270,13 @@ class Registry:
 
         self._place.change(remake)
         return changed
+
+
+def _check(folder: Path) -> None:
+    try:
+        read_manifest(folder)
+    except BadVersion as error:
+        raise BadVersion(without_folder(str(error), folder)) from None
 
 
 def _held(manifest: Manifest, journal: Journal) -> Held:

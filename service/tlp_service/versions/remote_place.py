@@ -58,7 +58,7 @@ class Remote(Place):
                 content = bytes(self._fs.cat_file(self._at(name), end=MAX_DOCUMENT_BYTES + 1))
             except FileNotFoundError:
                 return None
-        check_size(f"{self._url}/{name}", len(content), MAX_DOCUMENT_BYTES)
+        check_size(name, len(content), MAX_DOCUMENT_BYTES)
         return content
 
     def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
@@ -116,7 +116,7 @@ class Remote(Place):
             size = self._fs.size(self._at(name))
             if size is None:
                 raise OSError(f"{source}: expected a store that tells the size of a file")
-            check_size(source, size, MAX_NETWORK_BYTES)
+            check_size(name, size, MAX_NETWORK_BYTES)
             with target.open("wb") as local:
                 for start in range(0, size, _BLOCK_BYTES):
                     end = min(size, start + _BLOCK_BYTES)
