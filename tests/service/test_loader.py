@@ -171,6 +171,19 @@ def test_a_start_passes_over_an_active_version_that_never_returns(tmp_path, stuc
     assert registry.journal().marks[stuck.name].state == "failed"
 
 
+def test_a_start_marks_a_damaged_version_without_naming_its_place(tmp_path, good, stuck):
+    registry = Registry(tmp_path / "registry")
+    for folder in (good, stuck):
+        registry.publish(folder)
+        registry.activate(folder.name, "test")
+    (tmp_path / "registry" / stuck.name / "cpu.onnx").write_bytes(b"cut")
+    settings = read_settings(registry=str(tmp_path / "registry"), data_dir=tmp_path, chunk=16)
+    assert load_first(settings, registry)[0].manifest.version == good.name
+    reason = registry.journal().marks[stuck.name].reason
+    assert f": {stuck.name}/cpu.onnx: sha256 differs" in reason
+    assert str(tmp_path) not in reason
+
+
 def test_the_shipped_version_is_not_tried_at_a_start(tmp_path, monkeypatch):
     monkeypatch.setattr(VersionLoader, "_run", lambda *_: pytest.fail("it was tried"))
     registry = Registry(tmp_path / "registry")

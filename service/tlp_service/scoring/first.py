@@ -12,6 +12,7 @@ from tlp_service.scoring.loader import MAX_CPU_S, VersionLoader
 from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import Settings, shipped_model
+from tlp_service.versions.faults import without_folder
 from tlp_service.versions.manifest import read_manifest
 from tlp_service.versions.registry import Registry
 
@@ -33,12 +34,14 @@ def load_first(settings: Settings, registry: Registry) -> tuple[Scorer, Calibrat
     _offer_shipped(registry)
     try:
         while (active := registry.journal().active) is not None:
+            folder = Path(active)  # where it can't even be had
             try:
                 with registry.checkout(active) as folder:
                     return _load(settings, folder, is_tried=active != shipped_model().name)
             except BadVersion as error:
                 log.error("version %s can't be loaded: %s", active, error)
-                registry.mark(active, "failed", f"on {socket.gethostname()}: {error}")
+                reason = without_folder(str(error), folder)
+                registry.mark(active, "failed", f"on {socket.gethostname()}: {reason}")
     except OSError as error:
         raise BadSettings(f"TLP_REGISTRY={settings.registry_url}: {error}") from None
     return _load(settings, shipped_model())
