@@ -66,11 +66,11 @@ def imported(store, lines, platform="epyc"):
 def read_only(store, monkeypatch):
     """Let nothing be renamed or locked, as on a mount that is read-only; root may write whatever the permissions say."""
     with monkeypatch.context() as patch:
-        patch.setattr("tlp_service.records.store._alone_in", _refused)
+        patch.setattr("tlp_service.records.store.alone_in", _refused)
         yield
 
 
-def _refused(folder):
+def _refused(folder, max_wait_s):
     raise OSError(30, "Read-only file system")
 
 

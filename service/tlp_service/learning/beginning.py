@@ -12,6 +12,10 @@ from tlp_service.errors import BadSettings
 from tlp_service.records.store import RecordStore
 from tlp_service.settings import Settings
 
+#: Seconds for which these processes wait for another one that writes in the record store, such as an import; then they say so and try again.
+#: A server ends a child that has not stopped 10 s after it was told to.
+_MAX_WAIT_S = 5.0
+
 
 def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
     """Lower this process's priority, and return the URL of the Redis and the record store, made if need be.
@@ -36,7 +40,7 @@ def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
     if settings.records is None:
         settings.make_data_dir()
     try:
-        store = RecordStore.create(settings.records_folder)
+        store = RecordStore.create(settings.records_folder, max_wait_s=_MAX_WAIT_S)
     except OSError as error:
         raise BadSettings(f"TLP_RECORDS={settings.records_folder}: {error.strerror}") from None
     return settings.redis_url.get_secret_value(), store

@@ -20,9 +20,9 @@ over. Neither keeps other files and platforms from being read, nor new rows from
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -44,12 +44,13 @@ from tlp_service.records.parquet_files import is_first, replace_file, sync, writ
 from tlp_service.records.platform_folder import RECORDS, Choose, FileState, PlatformFolder
 from tlp_service.records.quarantine import note_refused
 from tlp_service.records.schema import SCHEMA
+from tlp_service.records.store_lock import LOCK, alone_in
 from tlp_service.records.stored_file import StoredFile
 
 log = logging.getLogger(__name__)
 
 FORM = 1
-NOTE, LOCK = "store.json", "lock"
+NOTE = "store.json"
 _PLATFORM = "platform="
 #: Files of a platform, beside that of its first records, at which the newest are made one.
 _MOST_PARTS = 32
@@ -66,6 +67,8 @@ class RecordStore:
     ----------
     folder : Path
         Of the store.
+    max_wait_s : float
+        Seconds for which a writer waits for another process that writes; then it raises OSError.
 
     Raises
     ------
@@ -73,15 +76,16 @@ class RecordStore:
         If the folder holds something else, or a store of another form.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_wait_s: float = math.inf) -> None:
         self.folder = folder
+        self._max_wait_s = max_wait_s
         self.seed = self._read_seed()
         self._warned: set[str] = set()
         # Of the files that there are: a trainer counts every few seconds.
         self._known_rows: dict[FileState, int] = {}
 
     @classmethod
-    def create(cls, folder: Path, seed: int = 0) -> RecordStore:
+    def create(cls, folder: Path, seed: int = 0, max_wait_s: float = math.inf) -> RecordStore:
         """Open a store, made anew with this seed if there is none.
 
         Raises
@@ -96,10 +100,10 @@ class RecordStore:
         if strangers and not note.exists():
             raise BadRecords(f"{folder} is neither a record store nor empty")
         if not note.exists():
-            with _alone_in(folder):
+            with alone_in(folder, max_wait_s):
                 if not note.exists():
                     replace_file(note, json.dumps({"form": FORM, "seed": seed}).encode() + b"\n")
-        return cls(folder)
+        return cls(folder, max_wait_s)
 
     @property
     def platforms(self) -> tuple[str, ...]:
@@ -237,7 +241,7 @@ class RecordStore:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Wait until no other process writes, and keep others from it."""
-        with _alone_in(self.folder):
+        with alone_in(self.folder, self._max_wait_s):
             for pattern in (f"{_INCOMING}*", f"{_PLATFORM}*/{_INCOMING}*"):
                 for left in self.folder.glob(pattern):  # by a process that was killed
                     with contextlib.suppress(OSError):
@@ -307,11 +311,3 @@ def is_store(path: Path) -> bool:
 def _is_own(name: str) -> bool:
     """Return whether a file may stand in a folder that is about to become a store: its maker's, who may have been killed."""
     return name == LOCK or name.startswith(f".{NOTE}.")
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes in a folder, and keep others from it."""
-    with (folder / LOCK).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
