@@ -453,6 +453,32 @@ def test_what_cannot_be_reached_is_tried_again(url, store, tmp_path, monkeypatch
     trainer.close()
 
 
+def test_what_goes_on_failing_is_tried_again_after_longer_and_longer(
+    url, client, store, tmp_path, monkeypatch, measured_lines
+):
+    """Kind of fault: work that is done again and again for nothing. A full disk of the registry is found after the training."""
+    add(store, measured_lines[0], 10)
+    trainer, waited, is_full = trainer_of(url, store, tmp_path), [], [True]
+
+    def outcome_of(platform):
+        if is_full:
+            raise OSError(28, "No space left on device")
+        return Outcome("v", True, "better")
+
+    learning(monkeypatch, outcome_of)
+
+    class Stops(threading.Event):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+            if len(waited) == 9:
+                is_full.clear()
+            return len(waited) > 10
+
+    trainer.run(Stops())
+    assert waited == [5, 10, 20, 40, 80, 160, 300, 300, 300, 5, 5]
+    trainer.close()
+
+
 def test_of_many_records_old_ones_stay_in_the_mix(store, measured_lines):
     rows = [RecordParser().parse(line) for line in measured_lines[:40]]
     tables = Rows("many", Texts())

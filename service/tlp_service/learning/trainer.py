@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 LEASE = "{tlp}:trainer"
 #: Seconds between two looks at the store.
 _LOOK_S = 5.0
+#: Seconds, at most, until it looks again after something failed; they double. What fails last, such as a registry whose disk is full, costs a
+#: whole training each time.
+_MAX_PAUSE_S = 300.0
 #: Behind whoever scores, but not for good: where workers keep all cores busy, it has to get on, too.
 _NICENESS = 5
 #: Platforms of one look; what cannot be learned from is seen at its records, which takes seconds instead of a minute.
@@ -109,11 +112,14 @@ class Trainer:
 
     def run(self, is_stopping: threading.Event) -> None:
         """Look again and again until an event is set; what cannot be reached is tried again."""
-        while not is_stopping.wait(_LOOK_S):
+        pause_s = _LOOK_S
+        while not is_stopping.wait(pause_s):
             try:
                 self.look()
+                pause_s = _LOOK_S
             except (RedisError, OSError, ServiceFault, pa.ArrowException) as error:
                 log.warning("nothing is learned now: %s", error)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def close(self) -> None:
         """Close the connection."""
