@@ -231,7 +231,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
             model, version = state["model"], state["version"]
             if not (isinstance(model, str) and isinstance(version, str)) and (model, version) != (None, None):
                 raise TypeError("model and version are names")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{file_name} is no file of TLPRemoteModel.save: {error}") from None
         with self._lock:
             self._next_version = version

@@ -101,7 +101,7 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return cls()
         try:
             journal = msgspec.json.decode(encoded, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadVersion(f"the registry's active.json: {error}") from None
         if journal.form != FORM:
             raise BadVersion(f"the registry's active.json: form {journal.form}, this server reads {FORM}")

@@ -210,14 +210,14 @@ def parse_manifest(encoded: bytes, where: str) -> Manifest:
     """
     try:
         document = msgspec.json.decode(encoded)
-    except msgspec.DecodeError as error:
-        raise BadVersion(f"{where}: not JSON: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadVersion(f"{where}: not JSON that can be read: {error}") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise BadVersion(f"{where}: manifest schema {schema!r}, this server reads {SCHEMA}")
     try:
         manifest = msgspec.convert(document, Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise BadVersion(f"{where}: {error}") from None
     if not manifest.networks:
         raise BadVersion(f"{where}: no networks")
