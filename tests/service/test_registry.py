@@ -211,11 +211,18 @@ def test_processes_that_activate_at_a_time_lose_nothing(tmp_path, sources):
     assert len({a.by for a in registry.journal().history}) == 20
 
 
-def test_a_document_that_is_damaged_is_said_to_be(tmp_path, sources):
+@pytest.mark.parametrize(
+    "damaged", [b"{", b'{"marks": ' + b"[" * 100_000, b'{"active": "\xff"}', b'{"history": [' * 50_000]
+)
+def test_a_document_that_is_damaged_is_said_to_be(tmp_path, damaged):
     registry = Registry(tmp_path)
-    (tmp_path / ACTIVE).write_text("{")
+    (tmp_path / ACTIVE).write_bytes(damaged)
     with pytest.raises(BadVersion, match=ACTIVE):
         registry.journal()
+
+
+def test_a_document_of_another_form_is_said_to_be(tmp_path, sources):
+    registry = Registry(tmp_path)
     (tmp_path / ACTIVE).write_text('{"form": 2}')
     with pytest.raises(BadVersion, match="form 2"):
         registry.activate(registry.publish(sources[0]), "me")

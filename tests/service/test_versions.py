@@ -75,6 +75,8 @@ def test_writing_leaves_nothing_aside(folder):
     [
         (lambda f: (f / MANIFEST).unlink(), "manifest.json is missing"),
         (lambda f: (f / MANIFEST).write_text(""), "not JSON"),
+        (lambda f: (f / MANIFEST).write_text("[" * 100_000), "not JSON that can be read"),
+        (lambda f: (f / MANIFEST).write_bytes(b'{"schema": "\xff"}'), "not JSON that can be read"),
         (lambda f: (f / MANIFEST).write_text("[]"), "manifest schema None, this server reads 1"),
         (lambda f: rewrite(f, schema=2), "manifest schema 2, this server reads 1"),
         (lambda f: rewrite(f, networks=[]), "no networks"),
