@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,22 +43,11 @@ class LockedFile:
 
     @classmethod
     def take(cls, path: Path) -> LockedFile | None:
-        """Lock a file whose owner is dead; None if it has an owner, or is another user's."""
+        """Lock a file whose owner is dead; None if it has an owner, is another user's, or is no plain file."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+            return cls._lock(path, os.O_RDWR | os.O_APPEND)
         except OSError:
             return None
-        return cls._lock(path, descriptor)
-
-    @classmethod
-    def _lock(cls, path: Path, descriptor: int) -> LockedFile | None:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two calls above an owner may have replaced or removed it.
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return cls(path, descriptor)
-        os.close(descriptor)
-        return None
 
     @classmethod
     def take_or_make(cls, path: Path) -> LockedFile | None:
@@ -64,10 +56,35 @@ class LockedFile:
         Raises
         ------
         OSError
-            If it cannot be opened.
+            If it cannot be opened or locked, or is no plain file.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        return cls._lock(path, descriptor)
+        return cls._lock(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+
+    @classmethod
+    def _lock(cls, path: Path, flags: int) -> LockedFile | None:
+        # Others may write into the folder: a link would lead to another file of this user, a pipe would wait for ever.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise OSError(errno.EINVAL, "expected a plain file without links; remove it", str(path))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the two calls above an owner may have replaced or removed it.
+            if os.path.samestat(found, os.stat(path)):
+                return cls(path, descriptor)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the file, whatever its path leads to by now."""
+        with os.fdopen(os.dup(self._descriptor), "rb") as lines:
+            lines.seek(0)
+            yield from lines
 
     def append(self, content: bytes) -> None:
         """Write at the end, all of it or, if the disk does not take that, nothing.

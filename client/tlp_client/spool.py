@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 #: bytes of lines that are no longer needed, beyond as much as is needed, at which a file is rewritten
 _SLACK_BYTES = 2**20
 
+#: Largest file that is adopted, as a multiple of the bytes of letters that an outbox holds. No outbox writes such a file: it
+#: compacts at twice what its letters take, and escaping makes their lines less than twice as long.
+_MAX_FILE_RATIO = 4
+
 #: age in seconds at which a file written aside, whose lock is free, is a leftover of a killed process
 _LEFTOVER_AGE_S = 3600.0
 
@@ -112,9 +116,17 @@ class Spool:
                 if sum(file.size for file in taken) > most_bytes // 2:
                     break
                 file = LockedFile.take(path)
-                if file is not None:
+                if file is not None and file.size > _MAX_FILE_RATIO * most_bytes:
+                    log.warning(
+                        "%s: expected at most %d bytes of measurements that wait, got %d; it is left alone, remove it",
+                        path,
+                        _MAX_FILE_RATIO * most_bytes,
+                        file.size,
+                    )
+                    file.close()
+                elif file is not None:
                     taken.append(file)
-                    damaged += _read_letters(file.path, letters)
+                    damaged += _read_letters(file, letters)
             self._keep_damaged(damaged)
             if letters:
                 self._write_anew(letters.values())
@@ -201,7 +213,7 @@ class Spool:
     def _compact(self) -> None:
         letters: dict[str, Letter] = {}
         assert self._file is not None
-        _read_letters(self._file.path, letters)
+        _read_letters(self._file, letters)
         self._write_anew([letter for letter in letters.values() if letter.id in self._sizes])
 
     def _write_anew(self, letters: Iterable[Letter]) -> None:
@@ -240,21 +252,20 @@ def _is_old(path: Path) -> bool:
         return False
 
 
-def _read_letters(path: Path, letters: dict[str, Letter]) -> list[bytes]:
+def _read_letters(file: LockedFile, letters: dict[str, Letter]) -> list[bytes]:
     """Add the letters that are not gone, in order; return the lines that are damaged, a cut last one included."""
     damaged = []
-    with open(path, "rb") as lines:
-        for line in lines:
-            try:
-                fields = json.loads(line)
-                if "gone" in fields:
-                    for id_ in fields["gone"]:
-                        letters.pop(id_, None)
-                else:
-                    letter = _read_letter(fields)
-                    letters.setdefault(letter.id, letter)
-            except (ValueError, TypeError, KeyError, RecursionError):
-                damaged.append(line)
+    for line in file.lines():
+        try:
+            fields = json.loads(line)
+            if "gone" in fields:
+                for id_ in fields["gone"]:
+                    letters.pop(id_, None)
+            else:
+                letter = _read_letter(fields)
+                letters.setdefault(letter.id, letter)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            damaged.append(line)
     return damaged
 
 

@@ -2,8 +2,11 @@
 
 import json
 import multiprocessing
+import os
 
-from tlp_client import quarantine
+import pytest
+
+from tlp_client import locked_file, quarantine
 from tlp_client.quarantine import Quarantine
 from tlp_client.spool import Spool
 
@@ -56,3 +59,29 @@ def test_processes_add_to_it_side_by_side(tmp_path, monkeypatch):
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     found = texts(tmp_path / "quarantine-address.jsonl")
     assert sorted(found) == sorted(f"{prefix}-{n}" for prefix in "abc" for n in range(50))
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_it_never_writes_through_a_link_or_into_a_pipe(tmp_path, kind):
+    """Another user of a shared folder could have records appended to any file of this user, or lost."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    kept = Quarantine(tmp_path, "address")
+    if kind == "pipe":
+        os.mkfifo(kept.path)
+    elif kind == "link":
+        kept.path.symlink_to(precious)
+    else:
+        kept.path.hardlink_to(precious)
+    with pytest.raises(OSError, match=r"quarantine-address\.jsonl"):
+        kept.add([{"text": "x"}])
+    assert precious.read_text() == "precious\n"
+
+
+def test_a_disk_without_locks_is_said_at_once(tmp_path, monkeypatch):
+    def no_locks(descriptor, operation):
+        raise OSError(37, "No locks available")  # as NFS without a lock daemon does
+
+    monkeypatch.setattr(locked_file.fcntl, "flock", no_locks)
+    with pytest.raises(OSError, match="No locks available"):
+        Quarantine(tmp_path, "address").add([{"text": "x"}])

@@ -356,3 +356,38 @@ def test_without_a_cache_folder_or_locks_there_is_memory_only(monkeypatch, caplo
     assert len(caplog.records) == 1
     monkeypatch.setattr(spool, "IS_AVAILABLE", False)
     assert find_folder("/named") is None
+
+
+def _address(folder):
+    return spool_in(folder)._address
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless device", "file of another use", "hard link"])
+def test_what_is_no_plain_file_is_never_opened_as_one(tmp_path, kind):
+    """Any user may write into a shared folder: a pipe stopped the worker's start, a device filled its memory."""
+    folder = tmp_path / "outbox"
+    left_in(folder, 1)
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    path = folder / f"{_address(folder)}-{0:020}-1-aa.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "hard link":
+        path.hardlink_to(precious)
+    else:
+        path.symlink_to("/dev/zero" if kind == "endless device" else precious)
+    heir = spool_in(folder)
+    assert numbers(heir.adopt(PLENTY)) == [1]
+    assert precious.read_text() == "precious\n"
+    assert os.path.lexists(path)
+    assert list(folder.glob("quarantine*")) == []
+
+
+def test_a_file_larger_than_any_outbox_writes_is_left_alone(tmp_path, caplog):
+    left_in(tmp_path, 1)
+    path = tmp_path / f"{_address(tmp_path)}-{0:020}-1-aa.jsonl"
+    with path.open("wb") as file:
+        file.truncate(10 << 30)  # takes no room on the disk, and does as a line in memory
+    assert numbers(spool_in(tmp_path).adopt(PLENTY)) == [1]
+    assert path.stat().st_size == 10 << 30
+    assert str(path) in caplog.text
