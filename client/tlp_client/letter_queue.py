@@ -17,6 +17,8 @@ class LetterQueue:
     Letters of a request that was refused as a whole are *set back*: they are sent after all others, in requests that get smaller
     with each refusal. So one letter with which no request gets through never holds up the others, and is never given up.
 
+    A letter whose request, with nothing else in it, breaks the connection may be *set aside*: it is in no request until `recall`.
+
     Parameters
     ----------
     max_batch : int
@@ -27,19 +29,34 @@ class LetterQueue:
         self._max_batch = max_batch
         self._ahead: OrderedDict[str, Letter] = OrderedDict()
         self._set_back: OrderedDict[str, Letter] = OrderedDict()
+        self._aside: OrderedDict[str, Letter] = OrderedDict()
         self._max_set_back_batch = max_batch
         self.characters = 0  # of the lines in it
 
     def __len__(self) -> int:
-        return len(self._ahead) + len(self._set_back)
+        return len(self._ahead) + len(self._set_back) + len(self._aside)
 
     def __contains__(self, id_: str) -> bool:
-        return id_ in self._ahead or id_ in self._set_back
+        return id_ in self._ahead or id_ in self._set_back or id_ in self._aside
+
+    @property
+    def has_next(self) -> bool:
+        """Whether there is a next request."""
+        return bool(self._ahead or self._set_back)
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether letters were set aside."""
+        return bool(self._aside)
 
     @property
     def has_set_back(self) -> bool:
         """Whether letters wait whose request was refused."""
-        return bool(self._set_back)
+        return bool(self._set_back or self._aside)
+
+    def is_set_back(self, letter: Letter) -> bool:
+        """Whether a letter comes after those that were never refused."""
+        return letter.id in self._set_back
 
     def add(self, letter: Letter) -> None:
         """Append a letter that is not in the queue."""
@@ -70,6 +87,16 @@ class LetterQueue:
             self._set_back[letter.id] = letter
         self._max_set_back_batch = max(1, len(refused) // 2)
 
+    def set_aside(self, letter: Letter) -> None:
+        """Leave a letter that was set back out of all requests until `recall`."""
+        if self._set_back.pop(letter.id, None) is not None:
+            self._aside[letter.id] = letter
+
+    def recall(self) -> None:
+        """Send the letters that were set aside after all others."""
+        self._set_back.update(self._aside)
+        self._aside.clear()
+
     def remove(self, batch: Iterable[Letter]) -> list[str]:
         """Take out the letters of a request that got through, and return the ids of those that were still there."""
         gone = []
@@ -89,8 +116,8 @@ class LetterQueue:
         return gone
 
     def drop_oldest(self) -> str:
-        """Take out one letter, of those that were set back first, and return its id."""
-        _, letter = (self._set_back or self._ahead).popitem(last=False)
+        """Take out one letter, of those that were set aside or back first, and return its id."""
+        _, letter = (self._aside or self._set_back or self._ahead).popitem(last=False)
         self.characters -= len(letter.line)
         return letter.id
 
@@ -98,5 +125,6 @@ class LetterQueue:
         """Forget all letters."""
         self._ahead.clear()
         self._set_back.clear()
+        self._aside.clear()
         self._max_set_back_batch = self._max_batch
         self.characters = 0

@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing.util
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 #: ids of acknowledged records that are remembered
 _REMEMBERED_IDS = 65_536
 
+#: Requests in a row with the same first letter that get no answer, after which its letters are sent after all others.
+_MAX_UNANSWERED = 3
+
 #: Refused records of one answer that are logged.
 _MAX_LOGGED = 3
 
@@ -40,7 +44,9 @@ class Outbox:
 
     A letter goes when the service has accounted for it: accepted, known already, or rejected by itself. A rejected one goes to
     the spool's quarantine. A request that is refused as a whole is no verdict on its letters, whatever the answer says: another
-    server, or the same one after an upgrade, may take them. They wait, and are sent after all others.
+    server, or the same one after an upgrade, may take them. They wait, and are sent after all others. So are those whose request
+    repeatedly gets no answer, since a letter may be what ends the server. One that gets none by itself, though others do, is tried
+    ever less often.
 
     Parameters
     ----------
@@ -56,6 +62,8 @@ class Outbox:
         Records a request.
     first_pause_s, longest_pause_s : float
         Pause after a failed try, and the bound of its doubling.
+    first_aside_s, longest_aside_s : float
+        Time for which a letter is left out that gets no answer by itself, and the bound of its doubling.
     exit_wait_s : float
         Seconds that the end of the program waits for the last letters.
     """
@@ -71,6 +79,8 @@ class Outbox:
         batch: int = 512,
         first_pause_s: float = 0.5,
         longest_pause_s: float = 30.0,
+        first_aside_s: float = 60.0,
+        longest_aside_s: float = 3600.0,
         exit_wait_s: float = 5.0,
     ) -> None:
         self._connection = connection
@@ -80,7 +90,12 @@ class Outbox:
         self._capacity_bytes = capacity_bytes
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
+        self._first_aside_s = first_aside_s
+        self._longest_aside_s = longest_aside_s
         self._letters = LetterQueue(batch)
+        self._unanswered = 0  # requests in a row
+        self._aside_s = first_aside_s
+        self._recall_at = 0.0
         self._warned: set[object] = set()  # kinds of refusals, until all that was refused got through
         self._gone_ids: dict[str, None] = {}  # of the last that went, oldest first
         self._changed = threading.Condition()
@@ -163,6 +178,8 @@ class Outbox:
         """Wait until every record is acknowledged or rejected, and return whether that happened in time."""
         self._hurry.set()
         with self._changed:
+            self._recall_at = 0.0
+            self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._letters, timeout_s)
 
     def close(self) -> None:
@@ -178,12 +195,17 @@ class Outbox:
         pause_s = self._first_pause_s
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._letters or self._closed)
+                self._changed.wait_for(self._has_work, self._until_recall())
                 if self._closed:
                     # Not in `close`: while a batch is on its way, no other process may adopt it.
                     self._close_spool()
                     return
+                if self._until_recall() == 0:
+                    self._letters.recall()
+                    self._unanswered = 0
                 batch = self._letters.next_batch()
+            if not batch:
+                continue
             try:
                 self._send(batch)
                 pause_s = self._first_pause_s
@@ -195,10 +217,20 @@ class Outbox:
                 self._hurry.wait(pause_s)
                 self._hurry.clear()
                 pause_s = min(2 * pause_s, self._longest_pause_s)
-            except Exception:  # the thread must outlive any surprise, or all later records are lost
+            except Exception as error:  # the thread must outlive any surprise, or all later records are lost
                 log.exception("%d measurements wait", len(self._letters))
+                self._pass_over(batch, error)
                 self._hurry.wait(self._longest_pause_s)
                 self._hurry.clear()
+
+    def _has_work(self) -> bool:
+        return self._letters.has_next or self._closed or self._until_recall() == 0
+
+    def _until_recall(self) -> float | None:
+        """Return the seconds until letters are recalled that were set aside; None if there are none."""
+        if not self._letters.has_aside:
+            return None
+        return max(0.0, self._recall_at - time.monotonic())
 
     def _close_spool(self) -> None:
         if self._spool is not None:
@@ -212,18 +244,20 @@ class Outbox:
         )
         self._keep_rejected({batch[position]: reason for position, reason in answer.rejected.items()})
         self._remove(batch, rejected=len(answer.rejected))
+        self._unanswered = 0
+        if not self._letters.has_set_back:
+            self._aside_s = self._first_aside_s
         if self._warned and not self._letters.has_set_back:
             log.info("the service takes measurements again")
             self._warned.clear()
 
     def _refuse(self, batch: list[Letter], error: ServiceError) -> None:
-        """Set letters back whose request got an answer that does not account for them.
-
-        Where there was none, or the service is starting or stopping, they stay the first.
-        """
+        """Set letters back whose request got an answer that does not account for them."""
         is_answered = isinstance(error, (BadAnswer, DeadlineExceeded, Refused))
         if not is_answered or (isinstance(error, Refused) and error.status == 503):
+            self._pass_over(batch, error)
             return
+        self._unanswered = 0
         reason = _undeliverable(batch[0], error) if len(batch) == 1 else None
         if reason is not None:
             self._keep_rejected({batch[0]: reason})
@@ -232,6 +266,27 @@ class Outbox:
         with self._changed:
             self._letters.set_back(batch)
         self._warn(error)
+
+    def _pass_over(self, batch: list[Letter], error: Exception) -> None:
+        """Set letters back whose request repeatedly got no answer: what holds up all may be one of them."""
+        is_first = self._unanswered == 0  # the request before got an answer
+        self._unanswered += 1
+        with self._changed:
+            if not self._letters.is_set_back(batch[0]):
+                if self._unanswered % _MAX_UNANSWERED == 0:
+                    self._letters.set_back(batch)
+                return
+            self._letters.set_back(batch)
+            if len(batch) > 1 or not is_first:
+                return
+            self._letters.set_aside(batch[0])
+            self._recall_at = time.monotonic() + self._aside_s
+            pause_s, self._aside_s = self._aside_s, min(2 * self._aside_s, self._longest_aside_s)
+        log.warning(
+            "a measurement alone in its request gets no answer, others do; it is tried again in %.0f s: %s",
+            pause_s,
+            error,
+        )
 
     def _warn(self, error: ServiceError) -> None:
         """Say once of each kind of refusal that letters wait, and why."""

@@ -163,7 +163,15 @@ def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(tmp_path, s
     assert list(tmp_path.glob("quarantine*")) == []
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=str)
+#: What ends the server, or this client's own request: no answer at all.
+SILENCES = [
+    Unreachable("closed without an answer"),
+    Refused(503, "a proxy whose server died"),
+    RuntimeError("a bug"),
+]
+
+
+@pytest.mark.parametrize("refusal", [*REFUSALS, *SILENCES], ids=str)
 def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other(outbox, service, refusal):
     service.refusals = {"id-2": refusal, "id-5": refusal}
     outbox.put(letters(*range(8)), "v1")
@@ -174,6 +182,59 @@ def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other
     service.refusals = {}
     assert outbox.flush(HANG_S)
     assert sorted(service.kept) == sorted(f"id-{n}" for n in range(9))
+
+
+@pytest.mark.parametrize("silence", SILENCES, ids=str)
+def test_a_letter_that_ends_the_server_is_tried_ever_less_often(service, silence, caplog):
+    """It stayed at the head of the queue, so the server was ended again and again, and no other letter was sent."""
+    service.refusals = {"id-2": silence}
+    pauses = {
+        "first_pause_s": 0.0001,
+        "longest_pause_s": 0.0002,
+        "first_aside_s": 1e6,
+        "longest_aside_s": 4e6,
+    }
+    box = Outbox(service, "w", batch=4, exit_wait_s=0, **pauses)
+    box.put(letters(*range(4)), "v1")
+    for n in range(4, 200):  # the search goes on
+        box.put(letters(n), "v1")
+        until(box, lambda n=n: f"id-{n}" in service.kept)
+    until(box, lambda: box.waiting == 1)
+    until(box, lambda: box._letters.has_aside)
+    tries = len(service.requests)
+    for n in range(200, 300):
+        box.put(letters(n), "v1")
+        until(box, lambda n=n: f"id-{n}" in service.kept)
+    assert len(service.requests) == tries + 100
+    assert caplog.text.count("it is tried again in 1000000 s") == 1
+    service.refusals = {}
+    assert box.flush(HANG_S)
+    assert "id-2" in service.kept
+    assert (box.acknowledged, box.rejected) == (300, 0)
+    box.close()
+
+
+def test_after_an_outage_letters_wait_no_longer_than_without(service):
+    service.faults = [Unreachable("down")] * 40
+    pauses = {
+        "first_pause_s": 0.0001,
+        "longest_pause_s": 0.0002,
+        "first_aside_s": 1e6,
+        "longest_aside_s": 4e6,
+    }
+    box = Outbox(service, "w", batch=4, exit_wait_s=0, **pauses)
+    for n in range(12):
+        box.put(letters(n), f"v{n % 3}")
+    until(box, lambda: box.waiting == 0)  # without a flush, which recalls what was set aside
+    assert box.acknowledged == 12
+    box.close()
+
+
+def test_a_short_outage_changes_no_order(outbox, service):
+    service.faults = [Unreachable("down"), Refused(503, "starting")]
+    outbox.put(letters(*range(10)), "v1")
+    assert outbox.flush(HANG_S)
+    assert service.order == [f"id-{n}" for n in range(10)]
 
 
 def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(service):
