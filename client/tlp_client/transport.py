@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, LocationParseError, NewConnectionError, TimeoutError
 from urllib3.util import Url, parse_url
 
@@ -59,20 +63,17 @@ class HttpTransport:
 
     def _connect_anew(self) -> None:
         self._pool = urllib3.PoolManager(maxsize=32, retries=False)
+        self._pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
         """Send a request and read the whole answer, see `Transport.post`."""
         # A socket's timeout bounds each read of it, but neither the look-up of the host nor a server that sends
         # its headers in drops. Only giving up on the thread that waits bounds them all.
-        exchange = _Exchange(self._clock() + timeout_s)
-        thread = threading.Thread(
-            target=exchange.run,
-            args=(lambda: self._post(path, body, headers, timeout_s, exchange),),
-            name="tlp-exchange",
-            daemon=True,
+        exchange = _Exchange(
+            self._clock() + timeout_s, lambda of: self._post(path, body, headers, timeout_s, of)
         )
-        thread.start()
-        thread.join(timeout_s)
+        exchange.start()
+        exchange.join(timeout_s)
         return exchange.result(f"{self._url}{path}: no whole answer within {timeout_s:.3g} s")
 
     def _post(
@@ -93,6 +94,7 @@ class HttpTransport:
                     # The real answer follows on this connection; the next request must not take it for its own.
                     raise BadAnswer(f"{self._url}: status {response.status}, which is no whole answer")
                 received = self._read(response, exchange)
+                exchange.release()
             except BaseException:
                 response.close()  # the rest of the answer must not meet the next request
                 raise
@@ -118,23 +120,51 @@ class HttpTransport:
         return b"".join(parts)
 
 
-class _Exchange:
-    """What a thread that exchanges a request for an answer came to."""
+class _Exchange(threading.Thread):
+    """A thread that exchanges one request for an answer, and ends soon after it is given up.
 
-    def __init__(self, deadline: float) -> None:
+    Parameters
+    ----------
+    deadline : float
+        When it is given up, on the clock of the transport.
+    post : callable
+        Does the exchange, given this.
+    """
+
+    def __init__(self, deadline: float, post: Callable[[_Exchange], HttpAnswer]) -> None:
+        super().__init__(name="tlp-exchange", daemon=True)
         self.deadline = deadline
+        self._post = post
         self._answer: HttpAnswer | None = None
         self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._is_given_up = False
 
-    def run(self, post: Callable[[], HttpAnswer]) -> None:
-        """Keep what `post` returns or raises."""
+    def run(self) -> None:
+        """Keep what the exchange returns or raises."""
         try:
-            self._answer = post()
+            self._answer = self._post(self)
         except BaseException as error:  # noqa: BLE001  it is raised again where the answer is asked for
             self._error = error
+        finally:
+            del self._post
+
+    def use(self, socket_: socket.socket | None) -> None:
+        """Take a socket as that of this exchange; it is shut down when the exchange is given up."""
+        with self._lock:
+            self._socket = socket_
+            self._end()
+
+    def release(self) -> None:
+        """Let go of the socket, which the next exchange may use."""
+        with self._lock:
+            if self._is_given_up:
+                raise DeadlineExceeded("the answer came after the deadline")
+            self._socket = None
 
     def result(self, late: str) -> HttpAnswer:
-        """Return the answer or raise the error; `DeadlineExceeded` where there is neither yet."""
+        """Return the answer or raise the error; give up with `DeadlineExceeded` where there is neither yet."""
         if self._error is not None:
             error, self._error = self._error, None
             try:
@@ -142,5 +172,50 @@ class _Exchange:
             finally:
                 del error  # else it would keep itself, and the socket of its traceback, until the next garbage collection
         if self._answer is None:
+            with self._lock:
+                self._is_given_up = True
+                self._end()
             raise DeadlineExceeded(late)
         return self._answer
+
+    def _end(self) -> None:
+        # A server that drips satisfies each timeout of the socket: without this, thread and socket would stay with it.
+        if self._is_given_up and self._socket is not None:
+            with suppress(OSError):
+                # Not the method of a TLS socket, which is not made for two threads.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class _Used:
+    """A connection that tells the exchange of its thread which socket it uses."""
+
+    sock: Any
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]  # of the connection that this is mixed into
+        self._tell()
+
+    def request(self, *arguments: Any, **options: Any) -> None:
+        self._tell()  # of a connection that was kept; else there is no socket yet
+        super().request(*arguments, **options)  # type: ignore[misc]
+
+    def _tell(self) -> None:
+        exchange = threading.current_thread()
+        if isinstance(exchange, _Exchange):
+            exchange.use(self.sock)
+
+
+class _Connection(_Used, HTTPConnection):
+    pass
+
+
+class _TlsConnection(_Used, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection

@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from serving import HANG_S
+from serving import HANG_S, until
 
 from tlp_client.errors import BadAnswer, DeadlineExceeded, ServiceError, Unreachable
 from tlp_client.transport import HttpTransport
@@ -218,3 +218,35 @@ def test_a_failed_exchange_leaves_no_socket_to_the_garbage_collector():
         assert len(os.listdir("/proc/self/fd")) < before + 10
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [
+        (HEAD + b"X: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (HEAD + b"Content-Length: 1000\r\n\r\n", b"x"),
+        (HEAD + b"Connection: close\r\n\r\n", b"x"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;", b"x"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"x"),
+    ],
+    ids=["header", "interim answers", "body", "body until close", "size of a chunk", "trailer"],
+)
+def test_an_exchange_that_was_given_up_leaves_no_thread_and_no_socket(head, drop):
+    """A server, or a proxy, that drips for ever held a thread and a socket of each request."""
+    is_gone = threading.Event()
+
+    def drip(connection, stop):
+        connection.recv(65536)
+        try:
+            connection.sendall(head)
+            while not stop.wait(0.02):
+                connection.sendall(drop)
+        except OSError:
+            is_gone.set()
+
+    with server(drip) as url:
+        with pytest.raises(DeadlineExceeded):
+            post(url, timeout_s=0.3)
+        until(lambda: not any(t.name == "tlp-exchange" for t in threading.enumerate()))
+        until(is_gone.is_set)
