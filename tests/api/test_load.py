@@ -156,9 +156,9 @@ def test_what_cannot_be_scored_by_its_deadline_is_refused_before_that(tmp_path, 
         assert server.metric("tlp_candidates_waiting") == 0
 
 
-def post_by_hand(server, body, length=None):
-    """Return a socket on which a predict request was sent, and not what is answered."""
-    head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length or len(body)}\r\n\r\n"
+def post_by_hand(server, body, length=None, path="/v1/predict", kind="application/json"):
+    """Return a socket on which a request was sent, and not what is answered."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {length or len(body)}\r\n\r\n"
     caller = socket.create_connection(("127.0.0.1", server.port))
     caller.sendall(head.encode() + body)
     return caller
@@ -176,6 +176,23 @@ def test_a_caller_who_leaves_takes_what_waits_along(tmp_path, measured_lines):
         until(lambda: server.metric("tlp_candidates_waiting") == 0)
         hold.unlink()
         assert server.post("/v1/predict", request_of(steps))[0] == 200
+
+
+def test_a_worker_who_leaves_while_its_measurements_are_read_ends_that(tmp_path, linear_version):
+    """8 MiB were read to their end, and kept, for a client that sends them again."""
+    records = [
+        {"i": [["[]", "llvm"], [[], [["CI", 400 * n + k] for k in range(400)]]], "r": [[1], 0, 1, n], "v": "v0.6"}
+        for n in range(1200)
+    ]  # fmt: skip
+    body = "\n".join(map(json.dumps, records)).encode()
+    with start(tmp_path / "stream", model=linear_version) as server:
+        with post_by_hand(server, body, path="/v1/measurements?platform=p", kind="application/x-ndjson"):
+            pass
+        ends = 'tlp_requests_total{route="/v1/measurements",status="%d"}'
+        until(lambda: server.metric(ends % 499) or server.metric(ends % 200))
+        assert server.metric(ends % 499) == 1
+        assert server.metric("tlp_measurement_stream_length") == 0
+        assert server.post("/v1/measurements?platform=p", body, "application/x-ndjson")[1]["accepted"] == 1200
 
 
 def test_callers_who_leave_while_their_bodies_are_read_leave_no_threads(tmp_path, linear_version, good):
@@ -221,7 +238,10 @@ def test_the_bodies_of_all_callers_are_bounded_together(tmp_path, linear_version
     large = json.dumps({**good[0], "candidates": [[0, 1]] * 60_000}).encode() + b" " * (900 << 10)
     with start(tmp_path / "stream", model=linear_version, max_waiting_mib=2) as server:
         assert server.post("/v1/predict", large)[0] == 200  # one alone may take what a request may
-        stalled = post_by_hand(server, b" " * (1 << 20), length=2 << 20)
+        with post_by_hand(server, b" " * (1 << 19), length=1 << 20):
+            assert server.post("/v1/predict", large)[0] == 200  # beside small ones, too
+        until(lambda: server.metric('tlp_requests_total{route="/v1/predict",status="400"}') == 1)
+        stalled = post_by_hand(server, b" " * (5 << 20), length=6 << 20)
         try:
             until(lambda: server.post("/v1/predict", large)[0] == 429)
             status, answer = server.post("/v1/predict", large)

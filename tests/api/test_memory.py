@@ -68,6 +68,8 @@ SHAPES = {
     "empty candidates": candidates(b"[]", 65_536),
     "invalid candidates": candidates(b"0", 65_536),
     "invalid records": ("/v1/measurements", b'{"format":1,"worker":"w","on_invalid":"report","records":[' + b",".join([b"0"] * 65_536) + b"]}", {}),
+    "a field of measurements that nobody knows": ("/v1/measurements", filled(b'{"format":1,"x":[0', b",[[[[1]]]]", b"]}", LARGEST), {}),
+    "an id": ("/v1/measurements", filled(b'{"format":1,"worker":"w","on_invalid":"report","records":[{"id":[0', b",[[[[1]]]]", b'],"record":0}]}', LARGEST), {}),
     "costs": measured([RECORD % (0, b'["CI",1]', b"1," * 1_000_000 + b"1")]),
     "new primitives": measured(NEW_STEPS[:500]),
     "many new primitives": measured([as_tvm_writes(r) for r in NEW_STEPS[:1200]]),
@@ -124,7 +126,7 @@ def test_the_worst_that_callers_can_do_at_the_defaults(tmp_path, good) -> None:
         assert server.post("/v1/predict", good[0])[0] == 200
 
 
-@pytest.mark.parametrize("name", ["numbers", "many new primitives"])
+@pytest.mark.parametrize("name", ["numbers", "a field of measurements that nobody knows"])
 def test_what_becomes_too_much_is_413_and_names_the_setting(server, name) -> None:
     path, body, _ = SHAPES[name]
     assert len(body) <= LARGEST

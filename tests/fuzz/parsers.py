@@ -11,6 +11,7 @@ import numpy as np
 from mutations import damaged_bytes, damaged_json, damaged_tree
 
 from tlp_client.errors import BadAnswer, InvalidInput
+from tlp_client.locked_file import LockedFile
 from tlp_client.logs import LogReader
 from tlp_client.primitives import read_primitive
 from tlp_client.records import RecordParser, split_primitives
@@ -20,8 +21,9 @@ from tlp_client.wire.measurements import check_measured, decode_measurement_answ
 from tlp_client.wire.predict import decode_predict_answer, read_predict
 from tlp_service.api.body import _Inflater, decode_json
 from tlp_service.api.decoded import DecodeMemory
+from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory
-from tlp_service.api.tuning_log import measurements, request_in_steps, tasks_in_steps
+from tlp_service.api.tuning_log import request_in_steps, tasks_in_steps
 from tlp_service.errors import ApiError, BadVersion
 from tlp_service.measurements.stream import Entry
 from tlp_service.quality_metrics import QualityCollector, decode_quality
@@ -33,9 +35,10 @@ from tlp_service.scheduling.steps import finished
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.versions.journal import Activation, Journal, Mark
-from tlp_service.versions.manifest import parse_manifest
+from tlp_service.versions.manifest import parse_manifest, read_manifest
 
 DATA = Path(__file__).resolve().parent.parent / "data"
+BASE = read_manifest(shipped_model("base"))
 #: Bytes that a damaged gzip stream may become.
 MOST_INFLATED = 1 << 20
 #: Records of the file that stands beside a damaged one.
@@ -113,6 +116,7 @@ def _read_predict(body):
 
 
 def _read_measurements(body):
+    _prepare("application/json", body, {})
     for measurement in read_measurements(decode_json(body)).measurements:
         measurement.record.to_line()
 
@@ -152,7 +156,13 @@ def _read_log(body):
         lines, tasks = finished(tasks_in_steps(body, 1000, memory))
     for task in tasks:
         finished(request_in_steps(lines, task, None, None))
-    measurements(lines, None)
+    _prepare("application/x-ndjson", body, dict.fromkeys(("worker", "platform", "version")))
+
+
+def _prepare(kind, body, query):
+    with BodyMemory(64 << 20, DecodeMemory(64 << 20)).reserve() as memory:
+        for entry in finished(prepare_in_steps(memory, 1000, BASE, kind, body, query)).entries:
+            RecordParser().parse(entry.record)
 
 
 class _FileReader:
@@ -211,7 +221,9 @@ class _OutboxReader:
     def __call__(self, whole):
         self._path.write_bytes(whole)
         letters = {}
-        _read_letters(self._path, letters)
+        file = LockedFile.take(self._path)
+        _read_letters(file, letters)
+        file.close()
         assert all(isinstance(letter.line, str) for letter in letters.values())
 
 

@@ -5,13 +5,11 @@ import json
 import threading
 import tracemalloc
 import weakref
-from itertools import count
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from tlp_service.api import measurements
+from tlp_client.records import RecordParser
 from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
 from tlp_service.api.request_memory import BodyMemory
 from tlp_service.errors import BodyTooLarge, QueueFull
@@ -97,6 +95,22 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         alone.need(100 << 20)
 
 
+def test_the_only_large_request_takes_nothing_that_is_for_small_ones() -> None:
+    """A call of 65,536 candidates, which nobody else's may keep out, made the server refuse all others."""
+    memory = BodyMemory(16 << 20, DecodeMemory(1))
+    with memory.reserve() as large, memory.reserve() as small, memory.reserve() as another:
+        small.need(1 << 20)
+        large.need(20 << 20)
+        another.need(2 << 20)
+        assert not small.grow(2 << 20)
+        assert not another.grow(5 << 20)
+        assert small.grow(1 << 20)
+        large.shrink(17 << 20)
+        large.need(10 << 20)
+        assert memory.held == 17 << 20
+    assert memory.held == 0
+
+
 def test_small_requests_are_bounded_as_well() -> None:
     memory = BodyMemory(4 << 20, DecodeMemory(1))
     with memory.reserve() as first, memory.reserve() as second:
@@ -106,29 +120,17 @@ def test_small_requests_are_bounded_as_well() -> None:
 
 def test_what_others_read_meanwhile_counts_for_nobody_else() -> None:
     """The event loop reads small requests while a thread reads a large one, and both fill the same caches."""
-    records = Path(__file__).parents[1].joinpath("data", "measured.json").read_text().splitlines()
-    numbers = count()
 
-    class Interrupted(DecodeMemory):
-        def check(self, nbytes: int) -> None:
-            steps = [["PR", 1, 0, f"unroll {next(numbers)} {n}"] for n in range(400)]
-            measurements._lines.parser.parse(
-                json.dumps({"i": [["[1]", "llvm"], [[], steps]], "r": [[1.0], 0, 1.0, 1], "v": "v0.6"})
-            )
-            super().check(nbytes)
+    def line(number: int) -> str:
+        steps = [["PR", 1, 0, f"unroll {number} {n}"] for n in range(400)]
+        return json.dumps({"i": [["[1]", "llvm"], [[], steps]], "r": [[1.0], 0, 1.0, 1], "v": "v0.6"})
 
-    body = json.dumps(
-        {
-            "format": 1,
-            "worker": "host-7",
-            "platform": "epyc",
-            "records": [{"id": str(n), "record": json.loads(r)} for n, r in enumerate(records[:100])],
-        }
-    ).encode()
-    read = measurements._read_request(body, 1000, Interrupted(2 << 20))
-    assert len(read.measurements) == 100
-    with pytest.raises(BodyTooLarge):
-        measurements._read_request(body.replace(b"llvm", b"llvm -model=x"), 1000, DecodeMemory(1 << 10))
+    shared = RecordParser()
+    mine, theirs = shared.counting(), shared.counting()
+    theirs.parse(line(1))
+    assert (mine.made_bytes, theirs.made_bytes > 400 * 100) == (0, True)
+    mine.parse(line(2))
+    assert mine.made_bytes == pytest.approx(theirs.made_bytes, rel=0.1)
 
 
 def test_memory_is_given_back_when_nobody_waits_and_it_has_grown() -> None:

@@ -78,7 +78,7 @@ def test_the_server_reads_measurements_when_no_predict_call_is_under_way(engine,
 
     async def seconds(**how):
         began = real_time.monotonic()
-        assert await caller.read(engine, lambda: "read", size, **how) == "read"
+        assert await caller.read_in_steps(engine, lambda: "read", size, **how) == "read"
         return real_time.monotonic() - began
 
     engine.readers.submit(Reading(lambda: is_over.wait(HANG_S), 1), "another")

@@ -9,14 +9,16 @@ import pytest
 from models import write_linear_version
 from serving import HANG_S
 
+from tlp_client.errors import InvalidRequest
 from tlp_client.wire.predict import read_predict
+from tlp_service.api import measured_body, tuning_log
 from tlp_service.api import service as service_module
-from tlp_service.api import tuning_log
 from tlp_service.api.decoded import DecodeMemory
+from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory, Reservation
 from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
-from tlp_service.errors import DeadlinePassed
+from tlp_service.errors import ApiError, DeadlinePassed
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.steps import advance, finished
@@ -181,10 +183,96 @@ def log_of(tasks, candidates=1):
 def test_a_log_is_read_in_steps_of_few_lines_blank_ones_too():
     body = b"\xef\xbb\xbf# a comment\n" + b"\n" * 5000 + log_of(1000) + b"{\n" + b"#\n" * 700
     costs = list(log_in_steps(body, 65536, reservation()))
-    assert len(costs) == -(-(1 + 5000 + 1000 + 1 + 700) // tuning_log._STEP_LINES)
+    fewest = -(-(1 + 5000 + 1000 + 1 + 700) // tuning_log._STEP_LINES)
+    assert fewest <= len(costs) <= fewest + len(body) // tuning_log._STEP_BYTES
     lines = read_log(body, 65536, reservation())
     assert lines.numbers == list(range(5002, 6003))
     assert (lines.outcomes[-1].number, lines.outcomes[-1].source) == (6002, "line")
+
+
+def new_primitives(lines, steps=400):
+    """Return lines of records all of whose primitives are others, which take longest to read."""
+    return [
+        json.dumps(
+            {"i": [["[]", "llvm"], [[], [["CI", steps * n + k] for k in range(steps)]]], "r": [[1], 0, 1, n], "v": "v0.6"}
+        )
+        for n in range(lines)
+    ]  # fmt: skip
+
+
+def test_a_step_of_a_log_is_of_few_bytes_however_long_its_lines_are():
+    """256 lines were a step: half a second of one, where each primitive is a new one."""
+    lines = new_primitives(100)
+    costs = list(log_in_steps("\n".join(lines).encode(), 65536, reservation()))
+    at_once = -(-tuning_log._STEP_BYTES // len(lines[0])) + 1
+    assert len(costs) >= len(lines) // at_once
+    # What it took shows after a step, and the next one is the later for it.
+    made = [cost - 6_000 * at_once for cost in costs[1:]]
+    assert sum(made) > 100 * 400 * 100
+
+
+def measured_bodies(lines):
+    """Return the two bodies that lines can be measured in, and their media types."""
+    records = ",".join(f'{{"id":"{n}","record":{line}}}' for n, line in enumerate(lines))
+    whole = f'{{"format":1,"worker":"w","platform":"p","records":[{records}]}}'
+    return [("application/json", whole.encode()), ("application/x-ndjson", "\n".join(lines).encode())]
+
+
+@pytest.mark.parametrize("body", [0, 1], ids=["JSON", "log"])
+@pytest.mark.parametrize("is_odd", [False, True], ids=["texts", "decoded as a whole"])
+def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_odd):
+    """A body of 8 MiB was one step of ten seconds, and large bodies that others sent waited for it to be decoded."""
+    lines = new_primitives(150)
+    kind, whole = measured_bodies(lines)[body]
+    if is_odd:
+        whole = whole.replace(b'"r": [[1], 0, 1, 149]', b'"r": [[NaN], 0, 1, 149]').replace(
+            b'"platform":"p"', b'"platform":"p","on_invalid":"report"'
+        )
+    decoding = DecodeMemory(80 << 20)
+    memory = Reservation(BodyMemory(80 << 20, decoding))
+    query = {"worker": "w", "platform": "p", "version": None}
+    manifest = Scorer(shipped_model("base")).manifest
+    steps = prepare_in_steps(memory, 65536, manifest, kind, whole, query)
+    read, costs = [], []
+    while True:
+        made_before = measured_body._lines.parser.made_bytes
+        try:
+            costs.append(next(steps))
+        except StopIteration as end:
+            prepared = end.value
+            break
+        assert decoding._held == 0
+        read.append(measured_body._lines.parser.made_bytes - made_before)
+    assert [entry.record for entry in prepared.entries] == lines[: 150 - is_odd]
+    assert [position for position, _ in prepared.errors] == [149][:is_odd]
+    assert memory._bytes >= sum(map(len, lines[:130]))
+    if not (is_odd and body == 0):
+        assert max(read) <= 0.05 * sum(read)
+    assert len(costs) >= 30
+
+
+def test_an_error_in_measurements_says_what_the_whole_would():
+    manifest = Scorer(shipped_model("base")).manifest
+    record = new_primitives(1)[0]
+
+    def answer(body):
+        with pytest.raises((ApiError, InvalidRequest)) as caught:
+            finished(prepare_in_steps(reservation(), 3, manifest, "application/json", body, {}))
+        return str(caught.value)
+
+    whole = f'{{"format":1,"worker":"w","records":[{{"id":"a","record":{record}}}]}}'.encode()
+    assert answer(whole.replace(b'"a"', b'"' + b"a" * 2000 + b'"')).startswith("records[0]: id: ")
+    assert answer(whole.replace(b'"a"', b"[1]")).startswith("records[0]: id: ")
+    assert answer(whole.replace(b'"id"', b'"id":"b","x"')) == (
+        "records[0]: the entry: unknown field 'x'; known: id, record"
+    )
+    assert answer(whole.replace(b"llvm", b"ll\xff")).startswith("body: not UTF-8")
+    assert answer(whole[:-1]).startswith("body: not JSON")
+    assert answer(whole.replace(b"llvm", b"hexagon")).startswith(
+        "records[0]: neither 'platform' nor the target"
+    )
+    entry = whole[whole.index(b'{"id"') : -2]
+    assert "4 are more than the 3" in answer(whole.replace(entry, b",".join([entry] * 4)))
 
 
 def test_a_log_of_many_tasks_is_prepared_and_scored_in_groups():

@@ -131,40 +131,90 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
         If it breaks the wire format; the message names the record. `UnknownFormat`, `UnknownField` and `Unsupported` where
         another server may take it.
     """
-    allowed = ("format", "worker", "platform", "version", "on_invalid", "records")
-    fields = read_head(document, allowed)
-    report = read_on_invalid(fields)
-    worker = read_name(fields.get("worker"), "worker")
-    if worker is None:
-        raise InvalidRequest("worker: who measured is needed")
-    records = fields.get("records")
-    if not isinstance(records, list) or not records:
-        raise InvalidRequest("records: a list of one or more records is needed")
-    measurements: list[Measurement] = []
-    errors: list[tuple[int, str]] = []
-    first_use: dict[str, int] = {}
-    for position, entry in enumerate(records):
-        try:
-            measurement = _read_measurement(entry, position, read)
-            used = first_use.setdefault(measurement.id, position)
-            if used != position:
-                raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
-            measurements.append(measurement)
-        except UnknownField as error:
-            # Of the wire format, not of this record: the others have it too, and a later server takes them all.
-            raise UnknownField(f"records[{position}]: {error}") from None
-        except InvalidInput as error:
-            errors.append((position, f"records[{position}]: {error}"))
-    if errors and not report:
-        raise InvalidRequest(errors[0][1])
+    reader = MeasurementReader(document, read)
+    measurements = reader.read(reader.entries)
+    reader.check()
     return MeasurementRequest(
-        worker=worker,
-        platform=read_name(fields.get("platform"), "platform"),
-        version=read_name(fields.get("version"), "version"),
-        report_invalid=report,
+        worker=reader.worker,
+        platform=reader.platform,
+        version=reader.version,
+        report_invalid=reader.report_invalid,
         measurements=measurements,
-        errors=errors,
+        errors=reader.errors,
     )
+
+
+class MeasurementReader:
+    """Checks a measurement request in portions; see `read_measurements`, which does so in one go.
+
+    Parameters
+    ----------
+    document : object
+        What a JSON parser made of the request. The entries need not have been decoded yet.
+    read : callable
+        Returns the record of what stands in its place, or raises `InvalidInput`.
+
+    Attributes
+    ----------
+    entries : list
+        What stands in ``records``.
+    errors : list of (int, str)
+        Position and fault of each invalid entry that was read so far.
+
+    Raises
+    ------
+    InvalidRequest
+        If a field beside the entries breaks the wire format, or there are no entries.
+    """
+
+    def __init__(self, document: object, read: Callable[[Any], Record] = read_record) -> None:
+        allowed = ("format", "worker", "platform", "version", "on_invalid", "records")
+        fields = read_head(document, allowed)
+        self.report_invalid = read_on_invalid(fields)
+        worker = read_name(fields.get("worker"), "worker")
+        if worker is None:
+            raise InvalidRequest("worker: who measured is needed")
+        records = fields.get("records")
+        if not isinstance(records, list) or not records:
+            raise InvalidRequest("records: a list of one or more records is needed")
+        self.entries: list[Any] = records
+        self.worker = worker
+        self.platform = read_name(fields.get("platform"), "platform")
+        self.version = read_name(fields.get("version"), "version")
+        self._read = read
+        self._position = 0
+        self.errors: list[tuple[int, str]] = []
+        self._first_use: dict[str, int] = {}
+
+    def read(self, entries: Iterable[object]) -> list[Measurement]:
+        """Return the measurements of the next entries; what is wrong with the others goes to `errors`.
+
+        Raises
+        ------
+        UnknownField
+            If an entry has a field that this server does not know.
+        """
+        found = []
+        for entry in entries:
+            position = self._position
+            self._position += 1
+            try:
+                measurement = _read_measurement(entry, position, self._read)
+                used = self._first_use.setdefault(measurement.id, position)
+                if used != position:
+                    raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
+                found.append(measurement)
+            except UnknownField as error:
+                # Of the wire format, not of this record: the others have it too, and a later server takes them all.
+                raise UnknownField(f"records[{position}]: {error}") from None
+            except InvalidInput as error:
+                self.errors.append((position, f"records[{position}]: {error}"))
+        return found
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` where an entry was invalid and the request does not ask for errors by record."""
+        if self.errors and not self.report_invalid:
+            raise InvalidRequest(self.errors[0][1])
 
 
 def _read_measurement(entry: object, position: int, read: Callable[[Any], Record]) -> Measurement:

@@ -22,7 +22,7 @@ class BodyMemory:
     ----------
     max_bytes : int
         Bytes that all together may take. A quarter is for small requests, so that large ones leave room for them.
-        A large request that is the only one may take more.
+        A large request may take more while there is no other large one. Small ones have their quarter even then.
     decoding : DecodeMemory
         What bounds the memory of decoded bodies, which is counted apart.
     """
@@ -30,14 +30,15 @@ class BodyMemory:
     def __init__(self, max_bytes: int, decoding: DecodeMemory) -> None:
         self.decoding = decoding
         self._max_bytes = max_bytes
-        self._max_large = max_bytes - max_bytes // 4
-        self._held = 0
+        self._max_small = max_bytes // 4
+        self._max_large = max_bytes - self._max_small
+        self._held_small = self._held_large = 0
         self._lock = Lock()
 
     @property
     def held(self) -> int:
         """Bytes that all requests take now."""
-        return self._held
+        return self._held_small + self._held_large
 
     @contextmanager
     def reserve(self) -> Iterator[Reservation]:
@@ -50,13 +51,29 @@ class BodyMemory:
 
     def change(self, more: int, already: int) -> bool:
         """Add bytes to a request that has so many already; return whether there was room."""
-        is_small = already + more <= _SMALL_REQUEST
+        total = already + more
+        was_large, is_large = already > _SMALL_REQUEST, total > _SMALL_REQUEST
         with self._lock:
-            max_bytes = self._max_bytes if is_small else self._max_large
-            if more > 0 and self._held > already and self._held + more > max_bytes:
+            if more > 0 and not self._has_room(more, total, already if was_large else 0, is_large):
                 return False
-            self._held += more
+            # A request that has become large is so with all that it has.
+            if was_large:
+                self._held_large -= already
+            else:
+                self._held_small -= already
+            if is_large:
+                self._held_large += total
+            else:
+                self._held_small += total
             return True
+
+    def _has_room(self, more: int, total: int, was_large_with: int, is_large: bool) -> bool:
+        held = self._held_small + self._held_large
+        if is_large:
+            is_only_large_one = self._held_large == was_large_with
+            return is_only_large_one or held + more <= self._max_large
+        is_only_one = held + more == total
+        return is_only_one or held + more <= self._max_bytes or self._held_small + more <= self._max_small
 
 
 class Reservation:
@@ -73,6 +90,11 @@ class Reservation:
         self._bytes = 0
         self._has_ended = False
         self._lock = Lock()
+
+    @property
+    def decoding(self) -> DecodeMemory:
+        """What bounds the memory of decoded bodies."""
+        return self._memory.decoding
 
     def grow(self, more: int) -> bool:
         """Count more bytes; return whether there is room for them, which there never is once the request has ended."""

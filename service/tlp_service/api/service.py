@@ -197,13 +197,13 @@ class Caller:
             # An exception knows this frame, and these know the exception: what was read would stay until the next full collection.
             del work, job, result
 
-    async def read(self, engine: Engine, read: Callable[[], T], size: int, is_measured: bool = False) -> T:
-        """Return what `read` makes of a body of `size` bytes; large ones wait for their turn."""
-        said: T = await self._read(engine.readers_of(size, is_measured), Reading(read, size), size)
-        return said
-
     async def read_in_steps(
-        self, engine: Engine, read: Callable[[], Steps[T]], size: int, units: int | None = None
+        self,
+        engine: Engine,
+        read: Callable[[], Steps[T]],
+        size: int,
+        units: int | None = None,
+        is_measured: bool = False,
     ) -> T:
         """Return what `read` makes of a body of `size` bytes in steps; large ones, and small ones with much work, wait for their turn.
 
@@ -211,10 +211,14 @@ class Caller:
         ----------
         units : int, optional
             Work that is known from the beginning, where it is not that of decoding the body.
+        is_measured : bool
+            Whether the body holds measurements. No slice of their reading is a long one, for predict calls go first.
         """
-        expected = min(UNITS_PER_BYTE * size, _MAX_FIRST_SLICE)
-        reading = Reading(read, size, expected) if units is None else Reading(read, units)
-        said: T = await self._read(engine.readers_of(size), reading, size)
+        if units is None and not is_measured:
+            reading = Reading(read, size, expected=min(UNITS_PER_BYTE * size, _MAX_FIRST_SLICE))
+        else:
+            reading = Reading(read, units or 1)
+        said: T = await self._read(engine.readers_of(size, is_measured), reading, size)
         return said
 
     async def _read(self, readers: Executor[Reading], reading: Reading, size: int) -> Any:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 
-from tlp_client.errors import InvalidRequest
 from tlp_client.logs import LogReader, RefusedLine
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
-from tlp_client.wire.measurements import Measurement, check_measured, measurement_id
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.api.decoded import let_go
 from tlp_service.api.request_memory import Reservation
@@ -46,26 +44,67 @@ class LogLines:
     outcomes: list[Record | RefusedLine]
 
 
+#: A line's number, from 1, and what stands on it.
+LineOutcome: TypeAlias = tuple[int, Record | RefusedLine]
+
 #: A task of a log, and the positions of its candidates in the log.
 LogTask: TypeAlias = tuple[Task, list[int]]
 
-#: Lines that are read in one step, and units of work of each, see `tlp_service.scheduling.steps`; a byte is one more.
-_STEP_LINES, _LINE_COST = 256, 300
+#: Lines, and bytes of them, that are read in one step; at least one line.
+_STEP_LINES, _STEP_BYTES = 256, 16 << 10
+#: Units of work of a line, see `tlp_service.scheduling.steps`; a byte is one more. So is, after its step, each byte of a task or
+#: primitive that was not seen before.
+_LINE_COST, _MADE_COST = 300, 1
 #: Candidates that are indexed in one step, and units of work of each of their primitives.
 _STEP_CANDIDATES, _INDEX_COST = 512, 15
 #: Tasks and candidates of one log that are prepared and wait to be scored at a time.
 _GROUP_TASKS, _GROUP_CANDIDATES = 64, 2048
 
 
-def read_log(body: bytes, limit: int, memory: Reservation, parser: RecordParser | None = None) -> LogLines:
+def read_log(body: bytes, limit: int, memory: Reservation) -> LogLines:
     """Return the lines of a log, see `log_in_steps`."""
-    return finished(log_in_steps(body, limit, memory, parser))
+    return finished(log_in_steps(body, limit, memory))
 
 
-def log_in_steps(
-    body: bytes, limit: int, memory: Reservation, parser: RecordParser | None = None
-) -> Steps[LogLines]:
+def log_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[LogLines]:
     """Read the lines of a log, in steps that each take a bounded time, and count in `memory` what they take.
+
+    Raises
+    ------
+    InvalidBody
+        See `lines_in_steps`.
+    BodyTooLarge
+        If there are more than `limit`, or they take more memory than one decoded body may.
+    QueueFull
+        If other requests leave no memory for them.
+    """
+    lines = LogLines([], [])
+    parser = RecordParser(_REMEMBERED_BYTES)
+    counted = 0
+
+    def take(outcomes: Sequence[LineOutcome]) -> None:
+        nonlocal counted
+        lines.numbers.extend(number for number, _ in outcomes)
+        lines.outcomes.extend(outcome for _, outcome in outcomes)
+        taken = parser.made_bytes + RECORD_BYTES * len(lines.outcomes)
+        if taken - counted >= _COUNTED_BYTES:
+            memory.decoding.check(taken)
+            memory.need(taken - counted)
+            counted = taken
+
+    yield from lines_in_steps(body, limit, take, parser)
+    return lines
+
+
+def lines_in_steps(
+    body: bytes, limit: int, take: Callable[[Sequence[LineOutcome]], None], parser: RecordParser
+) -> Steps[None]:
+    """Read the lines of a log, in steps that each take a bounded time.
+
+    Parameters
+    ----------
+    take : callable
+        Gets what each step has read: line numbers, from 1, and what stands there.
 
     Raises
     ------
@@ -73,31 +112,33 @@ def log_in_steps(
         If there is none, or the log is compressed and nothing says so.
     BodyTooLarge
         If there are more than `limit`.
-    QueueFull
-        If other requests leave no memory for them.
     """
     if body.startswith(b"\x1f\x8b"):
         raise InvalidBody("body: a gzip file; send it with Content-Encoding: gzip")
-    numbers: list[int] = []
-    outcomes: list[Record | RefusedLine] = []
-    parser = RecordParser(_REMEMBERED_BYTES) if parser is None else parser.counting()
-    counted = 0
-    reader, rest, first = LogReader(parser), io.BytesIO(body), 1
-    while lines := list(islice(rest, _STEP_LINES)):
-        yield sum(map(len, lines)) + _LINE_COST * len(lines)
-        for number, outcome in reader.read_lines(lines, "line", first):
-            if len(numbers) >= limit:
-                raise BodyTooLarge(f"line {number}: more than the {limit} records that one request may hold")
-            numbers.append(number)
-            outcomes.append(outcome)
-            taken = parser.made_bytes + RECORD_BYTES * len(outcomes)
-            if taken - counted >= _COUNTED_BYTES:
-                memory.need(taken - counted)
-                counted = taken
+    reader, rest, first, count = LogReader(parser), io.BytesIO(body), 1, 0
+    surplus = 0
+    while lines := list(islice(_short_of(rest), _STEP_LINES)):
+        yield surplus + sum(map(len, lines)) + _LINE_COST * len(lines)
+        made_before = parser.made_bytes
+        outcomes = list(reader.read_lines(lines, "line", first))
+        surplus = _MADE_COST * (parser.made_bytes - made_before)
+        if count + len(outcomes) > limit:
+            raise BodyTooLarge(
+                f"line {outcomes[limit - count][0]}: more than the {limit} records that one request may hold"
+            )
+        count += len(outcomes)
+        take(outcomes)
         first += len(lines)
-    if not numbers:
+    if not count:
         raise InvalidBody("body: the log holds no record")
-    return LogLines(numbers, outcomes)
+    yield surplus
+
+
+def _short_of(rest: io.BytesIO) -> Iterator[bytes]:
+    """Yield lines until they are as many bytes as one step takes."""
+    begin = rest.tell()
+    while rest.tell() - begin < _STEP_BYTES and (line := rest.readline()):
+        yield line
 
 
 def tasks_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[tuple[LogLines, list[LogTask]]]:
@@ -151,24 +192,3 @@ def request_in_steps(
         indices=np.array(indices, dtype=np.int64),
         lengths=np.array(lengths, dtype=np.int64),
     )
-
-
-def measurements(lines: LogLines, platform: str | None) -> tuple[list[Measurement], list[tuple[int, str]]]:
-    """Return the records of a log under ids made of their content, and ``(position, error)`` of the others.
-
-    The same log sent twice is kept once; so is a line that stands in it twice.
-    """
-    found: dict[str, Measurement] = {}
-    errors: list[tuple[int, str]] = []
-    for position, outcome in enumerate(lines.outcomes):
-        if isinstance(outcome, RefusedLine):
-            errors.append((position, f"line {outcome.number}: {outcome.reason}"))
-            continue
-        try:
-            check_measured(outcome)
-        except InvalidRequest as error:
-            errors.append((position, f"line {lines.numbers[position]}: {error}"))
-            continue
-        id_ = measurement_id(outcome, platform)
-        found.setdefault(id_, Measurement(id_, outcome, position))
-    return list(found.values()), errors

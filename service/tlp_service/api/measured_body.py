@@ -1,0 +1,276 @@
+"""Reads the body of a measurement request into entries for the stream, in steps.
+
+Between two steps others get their turn, and a request whose client has left ends. So nothing is held then but what `Reservation`
+counts: the body, and the entries that were made of it so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from sys import getsizeof
+from typing import Any
+
+import msgspec
+
+from tlp_client.errors import InvalidRequest
+from tlp_client.logs import RefusedLine
+from tlp_client.records import Record, read_record
+from tlp_client.tasks import platform_kind
+from tlp_client.wire.measurements import Measurement, MeasurementReader, check_measured, measurement_id
+from tlp_service.api.body import check_count, decode_json
+from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
+from tlp_service.api.head import NDJSON
+from tlp_service.api.predict import FAULT_BYTES
+from tlp_service.api.request_memory import Reservation
+from tlp_service.api.tuning_log import LineOutcome, lines_in_steps
+from tlp_service.errors import InvalidBody, MalformedBody
+from tlp_service.measurements.lines import RecordLines
+from tlp_service.measurements.stream import Entry
+from tlp_service.scheduling.steps import Steps
+from tlp_service.versions.manifest import Manifest
+from tlp_service.versions.platforms import contradiction
+
+#: The name that begins each record.
+_RECORD = b'"record"'
+#: Bytes that an id may have in a body; one of more is no name, for all of whose characters may be escaped.
+_MAX_ID_BYTES = 1024
+#: Bytes of the records of one step, and units of work (see `tlp_service.scheduling.steps`) of each of these bytes and of each record.
+#: A byte of a primitive that was not seen before is the one that takes longest.
+_STEP_BYTES, _BYTE_COST, _RECORD_COST = 8 << 10, 8, 750
+#: Bytes of an entry of a body before it is read, and of one for the stream beside its texts.
+_UNREAD_BYTES, _ENTRY_BYTES = 160, 256
+#: Bytes of a request that are counted at a time.
+_COUNTED_BYTES = 64 << 10
+
+
+class _Unread(msgspec.Struct, forbid_unknown_fields=True):
+    """One entry of a body that is still text."""
+
+    id: msgspec.Raw
+    record: msgspec.Raw
+
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRIES = msgspec.json.Decoder(list[_Unread])
+
+#: Shared by all requests.
+_lines = RecordLines()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request on its way into the stream.
+
+    Parameters
+    ----------
+    entries : list of Entry
+        What to append.
+    are_valid : list of bool
+        Whether each entry's run succeeded.
+    errors : list of (int, str)
+        Position in the request and fault of each record that is refused.
+    """
+
+    entries: list[Entry]
+    are_valid: list[bool]
+    errors: list[tuple[int, str]]
+
+
+def prepare_in_steps(
+    memory: Reservation,
+    limit: int,
+    manifest: Manifest,
+    kind: str,
+    body: bytes,
+    query: dict[str, str | None],
+) -> Steps[Prepared]:
+    """Make entries for the stream of a body, in steps that each take a bounded time.
+
+    Parameters
+    ----------
+    memory : Reservation
+        The memory of the request, in which the body is counted already.
+    limit : int
+        Records that a request may have.
+    manifest : Manifest
+        Of the version that serves: it tells which platforms contradict which targets.
+    kind : str
+        Media type of the body.
+    query : dict
+        ``worker``, ``platform`` and ``version`` of a log.
+
+    Raises
+    ------
+    ApiError, InvalidRequest
+        If the body as a whole is refused.
+    """
+    with let_go():
+        if kind == NDJSON:
+            return (yield from _read_log(memory, limit, manifest, body, query))
+        return (yield from _read_json(memory, limit, manifest, body))
+
+
+class _Taken:
+    """The entries that were made so far of the records of one request."""
+
+    def __init__(
+        self,
+        memory: Reservation,
+        manifest: Manifest,
+        worker: str,
+        platform: str | None,
+        version: str | None,
+    ) -> None:
+        self.prepared = Prepared([], [], [])
+        self.contradictions: list[tuple[int, str, str]] = []  # position, id, message
+        self._memory, self._manifest = memory, manifest
+        self._worker, self._platform, self._version = worker, platform, version or ""
+        self._nbytes = self._counted = 0
+
+    def add(self, measurements: Iterable[Measurement]) -> None:
+        """Make the entries of some measurements."""
+        for measurement in measurements:
+            target = measurement.record.task.target
+            platform = self._platform or platform_kind(target)
+            message = contradiction(self._manifest, platform, target)
+            if platform is None:
+                message = f"neither 'platform' nor the target {target!r:.80} tells the platform"
+            if message is not None or platform is None:
+                self.contradictions.append((measurement.position, measurement.id, message or ""))
+                continue
+            line = _lines.line(measurement.record)
+            self._nbytes += getsizeof(line) + getsizeof(measurement.id) + _ENTRY_BYTES
+            entry = Entry(measurement.id, line, self._worker, platform, self._version)
+            self.prepared.entries.append(entry)
+            self.prepared.are_valid.append(measurement.record.is_valid)
+
+    def errors(self) -> list[tuple[int, str]]:
+        """Return position and fault of each record whose platform and target contradict each other."""
+        return [(position, f"id {id_!r}: {message}") for position, id_, message in self.contradictions]
+
+    def count(self, errors: int) -> None:
+        """Count what the entries take, and this many errors.
+
+        Raises
+        ------
+        QueueFull
+            If other requests leave no memory for them.
+        """
+        more = self._nbytes + FAULT_BYTES * (errors + len(self.contradictions)) - self._counted
+        if more >= _COUNTED_BYTES:
+            self._memory.need(more)
+            self._counted += more
+
+
+def _read_log(
+    memory: Reservation, limit: int, manifest: Manifest, body: bytes, query: dict[str, str | None]
+) -> Steps[Prepared]:
+    platform = query["platform"]
+    taken = _Taken(memory, manifest, query["worker"] or "upload", platform, query["version"])
+    errors = taken.prepared.errors
+    ids: set[str] = set()
+    position = 0
+
+    def take(outcomes: Sequence[LineOutcome]) -> None:
+        nonlocal position
+        found = []
+        for number, outcome in outcomes:
+            try:
+                if isinstance(outcome, RefusedLine):
+                    raise InvalidRequest(outcome.reason)
+                check_measured(outcome)
+                # The same log sent twice is kept once; so is a line that stands in it twice.
+                id_ = measurement_id(outcome, platform)
+                if id_ not in ids:
+                    ids.add(id_)
+                    found.append(Measurement(id_, outcome, position))
+            except InvalidRequest as error:
+                errors.append((position, f"line {number}: {error}"))
+            position += 1
+        taken.add(found)
+        taken.count(len(errors))
+
+    yield from lines_in_steps(body, limit, take, _lines.parser.counting())
+    errors += taken.errors()
+    return taken.prepared
+
+
+def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes) -> Steps[Prepared]:
+    yield len(body)
+    reader, sizes = _open(memory, limit, body)
+    del body
+    taken = _Taken(memory, manifest, reader.worker, reader.platform, reader.version)
+    for begin, end, nbytes in _portions(sizes):
+        yield _BYTE_COST * nbytes + _RECORD_COST * (end - begin)
+        taken.add(reader.read(map(_as_object, reader.entries[begin:end])))
+        taken.count(len(reader.errors))
+    reader.check()
+    if taken.contradictions and not reader.report_invalid:
+        position, _, message = taken.contradictions[0]
+        raise InvalidBody(f"records[{position}]: {message}")
+    taken.prepared.errors.extend(reader.errors + taken.errors())
+    return taken.prepared
+
+
+def _open(memory: Reservation, limit: int, body: bytes) -> tuple[MeasurementReader, list[int]]:
+    """Return what reads the entries of a request, and the bytes of each."""
+    decoding = memory.decoding
+    with decoding.hold_at_most(body):
+        if body.count(_RECORD) <= limit:
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                document = _decode_envelope(body, decoding)
+                check_count(document, "records", limit)
+                reader = MeasurementReader(document, _read_text)
+                memory.need(_UNREAD_BYTES * len(reader.entries))
+                return reader, [len(memoryview(entry.record)) for entry in reader.entries]
+        # What is wrong with it shows when it is read as a whole.
+        nbytes = decoded_bytes(body)
+        decoding.check(nbytes)
+        memory.need(nbytes)
+        document = decode_json(body)
+        check_count(document, "records", limit)
+        reader = MeasurementReader(document, read_record)
+        return reader, [len(body) // len(reader.entries)] * len(reader.entries)
+
+
+def _decode_envelope(body: bytes, decoding: DecodeMemory) -> dict[str, Any]:
+    """Return a request whose records are still text, in the memory of its body."""
+    fields = _FIELDS.decode(body)
+    records = fields.pop("records", None)
+    # A field that nobody knows may hold anything.
+    decoding.check(sum(decoded_bytes(bytes(memoryview(raw))) for raw in fields.values()))
+    document: dict[str, Any] = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
+    if records is not None:
+        document["records"] = _ENTRIES.decode(records)
+    return document
+
+
+def _portions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield begin, end and bytes of the entries of each step."""
+    begin = nbytes = 0
+    for position, size in enumerate(sizes, start=1):
+        nbytes += size
+        if nbytes >= _STEP_BYTES or _RECORD_COST * (position - begin) >= _BYTE_COST * _STEP_BYTES:
+            yield begin, position, nbytes
+            begin, nbytes = position, 0
+    if begin < len(sizes):
+        yield begin, len(sizes), nbytes
+
+
+def _as_object(entry: object) -> object:
+    """Return an entry as the reader of requests takes it."""
+    if not isinstance(entry, _Unread):
+        return entry
+    id_ = bytes(memoryview(entry.id)[: _MAX_ID_BYTES + 1])
+    if len(id_) > _MAX_ID_BYTES:
+        return {"id": id_.decode(errors="replace"), "record": entry.record}
+    return {"id": decode_json(id_), "record": entry.record}
+
+
+def _read_text(record: msgspec.Raw) -> Record:
+    try:
+        return _lines.parse(str(memoryview(record), "utf-8"))
+    except UnicodeDecodeError as error:
+        raise MalformedBody(f"body: not UTF-8 at byte {error.start} of a record") from None
