@@ -1,4 +1,4 @@
-"""A cache that bounds itself by the memory that it takes, whoever fills it."""
+"""A cache that bounds its own memory, whoever fills it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-#: Bytes of a dict for each of its entries, in the worst case, which is just after it has grown.
+#: Bytes per entry of a dict itself, in the worst case: just after it has grown.
 _ENTRY_BYTES = 120
 
 
 class BoundedCache(dict[Key, Value]):
-    """A dict that forgets everything when its entries would take too much memory.
+    """A dict that drops all entries when they would take too much memory.
 
-    Only `add` may fill it. Looking up is as fast as in any dict. Threads may share it, since they can only lose entries.
+    Only `add` may fill it. A lookup is as fast as in any dict. Threads may share it: at worst an entry is lost.
 
     Parameters
     ----------
     max_bytes : int
-        Memory of all entries; an entry that takes more by itself is never kept.
+        Bytes of all entries. A single entry that is larger is never kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class BoundedCache(dict[Key, Value]):
         self.nbytes = 0
 
     def add(self, key: Key, value: Value, nbytes: int) -> Value:
-        """Keep a value that, with its key, takes `nbytes`; return it."""
+        """Add a value that takes `nbytes` together with its key; return the value."""
         nbytes += _ENTRY_BYTES
         if nbytes > self.max_bytes:
             return value
@@ -43,13 +43,13 @@ class BoundedCache(dict[Key, Value]):
         return value
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         super().clear()
         self.nbytes = 0
 
 
 class BoundedFunction(Generic[Value]):
-    """A function of one text that remembers its results in a `BoundedCache`, see `bounded_function`."""
+    """A function of one string that caches its results in a `BoundedCache`, see `bounded_function`."""
 
     def __init__(self, function: Callable[[str], Value], max_bytes: int) -> None:
         self.cache: BoundedCache[str, Value] = BoundedCache(max_bytes)
@@ -57,7 +57,7 @@ class BoundedFunction(Generic[Value]):
         update_wrapper(self, function)
 
     def __call__(self, text: str) -> Value:
-        """Return the function's value."""
+        """Return the value of the function, from the cache if it is there."""
         try:
             return self.cache[text]
         except KeyError:
@@ -66,12 +66,12 @@ class BoundedFunction(Generic[Value]):
 
 
 def bounded_function(max_bytes: int) -> Callable[[Callable[[str], Value]], BoundedFunction[Value]]:
-    """Return a decorator for functions of one text whose results are remembered up to `max_bytes` of memory."""
+    """Return a decorator that caches the results of a function of one string, up to `max_bytes` of memory."""
     return lambda function: BoundedFunction(function, max_bytes)
 
 
 def memory_of(value: object) -> int:
-    """Return the bytes of a value and, where it is a tuple, of all that it holds."""
+    """Return the bytes of a value; those of a tuple include all its elements."""
     if isinstance(value, tuple):
         return getsizeof(value) + sum(map(memory_of, value))
     return getsizeof(value)

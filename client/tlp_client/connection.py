@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_DEADLINE_S = 86_400
 
-#: Characters of an error that are kept: it goes into logs.
+#: Characters of an error message that are kept, since it is logged.
 _MAX_MESSAGE = 1000
 
 #: seconds before the second try of a request whose server did not name any
@@ -213,7 +213,7 @@ class Connection:
         Raises
         ------
         ServiceError
-            If they were not acknowledged, each of them. Sent again under the same ids they are not counted twice.
+            If not every record was acknowledged. Records that are sent again under the same ids are not counted twice.
         """
         body = encode_measurements(lines, worker=worker, platform=self.platform, version=version)
         answer = self._post("/v1/measurements", body, self._clock() + timeout_s)
@@ -261,7 +261,7 @@ def _refusal(answer: HttpAnswer) -> ServiceError:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a server asks to wait; None where it states none, or a date, or what no clock can add."""
+    """Return the seconds in Retry-After; None if it is missing, a date, or out of range."""
     try:
         seconds = float(headers["retry-after"])
     except (KeyError, ValueError):

@@ -6,7 +6,7 @@
     ├── InvalidInput            a document, record or primitive breaks a rule; says what and where
     │   ├── InvalidPrimitive
     │   ├── InvalidRecord
-    │   └── InvalidRequest      has a code for programs
+    │   └── InvalidRequest      with a code for programs
     │       ├── UnknownFormat   another version of the wire format: not for this server
     │       ├── UnknownField    a field that this server does not know
     │       └── Unsupported     a value that this server does not know
@@ -42,24 +42,24 @@ class InvalidRecord(InvalidInput):
 class InvalidRequest(InvalidInput):
     """A predict or measurement request that is well-formed JSON but breaks the wire format."""
 
-    #: for programs, as the answer states it
+    #: Code for programs, which is also in the answer.
     code: ClassVar[str] = "invalid"
 
 
 class UnknownFormat(InvalidRequest):
-    """A request of another version of the wire format. A server of that version may take it."""
+    """A request of another version of the wire format. A server of that version may accept it."""
 
     code = "unknown_format"
 
 
 class UnknownField(InvalidRequest):
-    """A request with a field that this server does not know. A later server may."""
+    """A request with a field that this server does not know. A later release may accept it."""
 
     code = "unknown_field"
 
 
 class Unsupported(InvalidRequest):
-    """A request with a value that this server does not know where it knows others. A later server may."""
+    """A request with a value that this server does not know, in a field that it knows. A later release may accept it."""
 
     code = "unsupported"
 
@@ -109,17 +109,17 @@ class Refused(ServiceError):
 
     @property
     def remedy(self) -> str:
-        """What the user can do about it, by the class of the status: later servers have codes that this client does not know."""
+        """What the user can do about the error. It depends on the status, since later servers may have codes that are unknown here."""
         if self.is_transient:
-            return "the service may answer again later; see its log"
+            return "the service may answer later; see its log"
         if self.status in (401, 403, 407):
-            return "a proxy or the service wants other credentials"
+            return "check the credentials for the service or the proxy before it"
         if self.status in (404, 405) and self.code in ("", "http"):
             return "check the URL of the service"
         if self.status == 413:
             return "raise the limit of the service (TLP_MAX_BODY_MIB) or of the proxy before it"
         if self.status in (400, 415, 422):
-            return "service and client may be of different releases: update the older one"
+            return "the releases of service and client may differ: update the older one"
         return "see the log of the service"
 
 

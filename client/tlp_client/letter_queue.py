@@ -7,22 +7,22 @@ from collections.abc import Iterable
 
 from tlp_client.spool import Letter
 
-#: Characters of the lines of one request: proxies refuse bodies above 1 MiB by default, and servers read smaller ones faster.
+#: Characters of the lines of one request. Proxies refuse bodies above 1 MiB by default, and servers read smaller ones faster.
 _MAX_REQUEST_CHARACTERS = 900_000
 
 
 class LetterQueue:
-    """Letters by id, oldest first. Not thread-safe: its outbox guards it.
+    """Letters by id, oldest first. Not thread-safe: the outbox guards it with its lock.
 
-    Letters of a request that was refused as a whole are *set back*: they are sent after all others, in requests that get smaller
-    with each refusal. So one letter with which no request gets through never holds up the others, and is never given up.
+    If a request is refused as a whole, its letters are *set back*: they are sent after all others, in requests that get smaller
+    with each refusal. So a letter that makes its request fail does not hold up the others, and is never given up.
 
     A letter whose request, with nothing else in it, breaks the connection may be *set aside*: it is in no request until `recall`.
 
     Parameters
     ----------
     max_batch : int
-        Letters of a request.
+        Maximum number of letters per request.
     """
 
     def __init__(self, max_batch: int) -> None:
@@ -31,7 +31,7 @@ class LetterQueue:
         self._set_back: OrderedDict[str, Letter] = OrderedDict()
         self._aside: OrderedDict[str, Letter] = OrderedDict()
         self._max_set_back_batch = max_batch
-        self.characters = 0  # of the lines in it
+        self.characters = 0  # of the lines of all letters
 
     def __len__(self) -> int:
         return len(self._ahead) + len(self._set_back) + len(self._aside)
@@ -64,7 +64,7 @@ class LetterQueue:
         self.characters += len(letter.line)
 
     def next_batch(self) -> list[Letter]:
-        """Return the letters of the next request, all of one version and worker; they stay in the queue."""
+        """Return the letters of the next request, which share version and worker. They stay in the queue."""
         queue, max_batch = (
             (self._ahead, self._max_batch) if self._ahead else (self._set_back, self._max_set_back_batch)
         )
@@ -98,7 +98,7 @@ class LetterQueue:
         self._aside.clear()
 
     def remove(self, batch: Iterable[Letter]) -> list[str]:
-        """Take out the letters of a request that got through, and return the ids of those that were still there."""
+        """Remove the letters of a successful request, and return the ids of those that were still in the queue."""
         gone = []
         were_set_back = False
         for letter in batch:
@@ -122,7 +122,7 @@ class LetterQueue:
         return letter.id
 
     def clear(self) -> None:
-        """Forget all letters."""
+        """Remove all letters."""
         self._ahead.clear()
         self._set_back.clear()
         self._aside.clear()

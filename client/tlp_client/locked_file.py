@@ -51,7 +51,7 @@ class LockedFile:
 
     @classmethod
     def take_or_make(cls, path: Path) -> LockedFile | None:
-        """Lock a file that has no owner, made if there is none; None if another process has it, or renames it meanwhile.
+        """Lock a file without an owner, or make it; return None if another process owns it or renames it meanwhile.
 
         Raises
         ------

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 #: endings of the names that tuning logs have
 LOG_SUFFIXES = (".json", ".log", ".gz")
 
-#: Bytes that a line may have. The longest of the public logs has 5,163.
+#: Maximum bytes of a line. The longest line of the public logs has 5,163.
 MAX_LOG_LINE_BYTES = 1 << 20
 
-#: Refused lines of one log that are kept with their places; of further ones only the number is.
+#: Refused lines of one log that are kept with line number and reason; further ones are only counted.
 MAX_REFUSED_LINES = 1_000
 
-#: Bytes that a compressed log may decompress to: so many for each of its own, and these besides. Public logs reach 62 times their size,
-#: and gzip 1,032 times.
+#: A compressed log may decompress to the sum of this ratio times its size and these bytes. Public logs reach a ratio of 62, and
+#: gzip at most 1,032.
 MAX_GZIP_RATIO, MAX_SMALL_GZIP_BYTES = 200, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A line of a log that is no record: where it stands, and why it was refused; or `lines` of them, of which only the first is told."""
+    """A refused line of a log: its place and the reason. With `lines` above 1 it stands for that many further lines."""
 
     source: str
     number: int
@@ -76,7 +76,7 @@ class LogReader:
     def read_file_lines(self, path: str | Path) -> Iterator[tuple[bytes, int, Record]]:
         """Yield the line, its number and the record for each record of a log file, see `read_file`.
 
-        A file that cannot be opened, or not be read to its end, is a refused line: it stops no others.
+        A file that cannot be opened, or not be read to its end, counts as a refused line. It does not stop the other files.
         """
         path, source = Path(path), source_of(path)
         latest = b""
@@ -101,7 +101,7 @@ class LogReader:
     def read_lines(
         self, lines: Iterable[bytes], source: str = "input", first: int = 1
     ) -> Iterator[tuple[int, Record | RefusedLine]]:
-        """Yield ``(line number, record or refused line)`` for each line that is not blank or a comment; the first line has the number `first`."""
+        """Yield ``(line number, record or refused line)`` for each line but blank ones and comments; `first` is the first line number."""
         number = first - 1
         self._refused_before = self.counts["refused"]
         try:
@@ -115,12 +115,14 @@ class LogReader:
         more = self.counts["refused"] - self._refused_before - MAX_REFUSED_LINES
         if more > 0:
             self.refused.append(
-                RefusedLine(source, number, f"more lines are no records: {more} of them", more)
+                RefusedLine(source, number, f"more lines are not records: {more} of them", more)
             )
 
     def _read_line(self, raw: bytes, source: str, number: int) -> Record | RefusedLine | None:
         if len(raw) > MAX_LOG_LINE_BYTES:
-            return self._refuse(source, number, f"the line is too long: more than {MAX_LOG_LINE_BYTES} bytes")
+            return self._refuse(
+                source, number, f"the line is too long: expected at most {MAX_LOG_LINE_BYTES} bytes"
+            )
         if number == 1 and raw.startswith(b"\xef\xbb\xbf"):
             raw = raw[3:]
         try:
@@ -149,7 +151,7 @@ class LogReader:
 
 
 def source_of(path: str | Path) -> str:
-    """Return the name of a log as text, also where it is not UTF-8."""
+    """Return the name of a log as text, even if it is not UTF-8."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -163,8 +165,8 @@ def open_log(path: Path) -> BinaryIO:
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a log up to the first that does not end.
 
-    The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line. Of a line
-    of more than `MAX_LOG_LINE_BYTES` only the beginning is yielded, with a byte more than it may have.
+    The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line. If a line is
+    longer than `MAX_LOG_LINE_BYTES`, only its first `MAX_LOG_LINE_BYTES` + 1 bytes are yielded.
     """
     while line := file.readline(MAX_LOG_LINE_BYTES + 1):
         yield line

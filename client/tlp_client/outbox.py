@@ -31,7 +31,7 @@ _MAX_UNANSWERED = 3
 #: Refused records of one answer that are logged.
 _MAX_LOGGED = 3
 
-#: Characters of a record that are logged where no file keeps it.
+#: Characters of a refused record that are logged if no file keeps it.
 _MAX_LOGGED_CHARACTERS = 2000
 
 
@@ -213,7 +213,7 @@ class Outbox:
                 log.debug("%d measurements wait: %s", len(self._letters), error)
                 self._refuse(batch, error)
                 if isinstance(error, Refused) and error.status == 413 and len(batch) > 1:
-                    continue  # half of it may be small enough
+                    continue  # half of the batch may be small enough
                 self._hurry.wait(pause_s)
                 self._hurry.clear()
                 pause_s = min(2 * pause_s, self._longest_pause_s)
@@ -248,7 +248,7 @@ class Outbox:
         if not self._letters.has_set_back:
             self._aside_s = self._first_aside_s
         if self._warned and not self._letters.has_set_back:
-            log.info("the service takes measurements again")
+            log.info("the service accepts measurements again")
             self._warned.clear()
 
     def _refuse(self, batch: list[Letter], error: ServiceError) -> None:
@@ -289,7 +289,7 @@ class Outbox:
         )
 
     def _warn(self, error: ServiceError) -> None:
-        """Say once of each kind of refusal that letters wait, and why."""
+        """Log once per kind of refusal that letters wait, and why."""
         kind = (error.status, error.code) if isinstance(error, Refused) else type(error)
         is_busy = isinstance(error, DeadlineExceeded) or (isinstance(error, Refused) and error.status == 429)
         if kind in self._warned or is_busy:
@@ -297,10 +297,10 @@ class Outbox:
         self._warned.add(kind)
         remedy = f"; {error.remedy}" if isinstance(error, Refused) else ""
         place = f"in {self.folder}" if self.folder else "in memory"
-        log.warning("the service does not take measurements, which wait %s: %s%s", place, error, remedy)
+        log.warning("the service does not accept measurements, which wait %s: %s%s", place, error, remedy)
 
     def _keep_rejected(self, rejected: Mapping[Letter, str]) -> None:
-        """Put letters into quarantine, or into the log where there is none."""
+        """Put letters into quarantine, or log them if there is none."""
         for reason in list(rejected.values())[:_MAX_LOGGED]:
             log.warning("the service refuses a measurement: %s", reason)
         entries = [{**asdict(letter), "reason": reason} for letter, reason in rejected.items()]
@@ -333,14 +333,14 @@ class Outbox:
 
 
 def _undeliverable(letter: Letter, error: ServiceError) -> str | None:
-    """Return why a letter whose request was refused, though it was alone in it, can never be delivered; None where it may be."""
+    """Return why the only letter of a refused request can never be delivered; None if it may still be."""
     if not isinstance(error, Refused):
         return None
     if (error.status, error.code) == (413, "too_large"):
         return f"too large for the service: {error.message}"
     if error.status not in (400, 422):
         return None
-    # What is damaged on the disk spoils its request, and no server can say so of the record alone.
+    # A line that was damaged on disk invalidates the whole request, so no server can reject the record by its position.
     try:
         is_object = isinstance(json.loads(letter.line), dict)
     except (ValueError, RecursionError):

@@ -42,20 +42,21 @@ ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
 # TVM reads them into C++ ints.
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
-#: Primitives of a candidate. The longest of 1.7 million public records has 76.
+#: Maximum primitives of a candidate. Public records (1.7 million) have at most 76.
 MAX_STEPS = 512
-#: Entries of a list of a primitive. The longest in public records, the order of a GPU stage's loops, has 34.
+#: Maximum entries of a list argument. Public records have at most 34, in the loop order of a GPU stage.
 MAX_ENTRIES = 256
-#: Lengths of a split, and splits that one fused split follows. Public records have at most 4 of both.
+#: Maximum lengths of a split, and maximum sources of a fused follow split. Public records have at most 4 of both.
 MAX_LENGTHS = MAX_SOURCES = 16
-#: Characters of a pragma or a memory scope. The longest in public records, an unroll step, has 25.
+#: Maximum characters of a pragma or a memory scope. Public records have at most 25.
 MAX_TEXT = 256
-#: Sizes of a candidate, see `sizes_of`; no loop can have more. Public records have at most 69.
+#: Maximum sizes of a candidate, see `sizes_of`. Public records have at most 69.
 MAX_SIZES = 1024
-#: Sizes of a split that follows one other: those which the features tell apart.
+#: Sizes of a follow split: as many as the features distinguish.
 _SIZES_OF_FOLLOWER = 5
-#: Sizes of one primitive, at most.
+#: Maximum sizes of one primitive.
 MAX_SIZES_OF_STEP = 1 + MAX_LENGTHS
+#: Name of a list argument -> its maximum entries; the others may have `MAX_ENTRIES`.
 _MAX_ENTRIES_OF = {"lengths": MAX_LENGTHS, "source steps": MAX_SOURCES}
 
 
@@ -84,7 +85,7 @@ def read_primitive(step: object) -> Primitive:
     Raises
     ------
     InvalidPrimitive
-        If the step is not a list, its kind is unknown, or an argument is missing, spare, too long or of a wrong type.
+        If the step is not a list, its kind is unknown, or an argument is missing, superfluous, too long or of a wrong type.
     """
     if not isinstance(step, Sequence) or isinstance(step, (str, bytes)) or not step:
         raise InvalidPrimitive(f"a primitive is a list [kind, arguments…], not {shown(step)}")
@@ -100,9 +101,10 @@ def read_primitive(step: object) -> Primitive:
 
 
 def sizes_of(primitive: Primitive) -> int:
-    """Return how many sizes a primitive adds to the loops of its stage, at most; 0 for what is no split.
+    """Return the maximum number of sizes that a primitive adds to the loops of its stage; 0 if it is not a split.
 
-    A split has its lengths and what they leave. One that follows it has the same sizes, and one that follows several has one size of each.
+    A split has one size per length and one for the rest. A follow split has the sizes of its source, and a fused follow split has one
+    size of each source.
     """
     if primitive.kind == "SP":
         return 1 + len(primitive.args[3])  # type: ignore[arg-type]  # `read_primitive` checks it
@@ -112,7 +114,7 @@ def sizes_of(primitive: Primitive) -> int:
 
 
 def check_candidate(primitives: Sequence[Primitive]) -> None:
-    """Check that a candidate is no longer and has no more sizes than work with it may take.
+    """Check the number of primitives and sizes of a candidate, which bound the work that it causes.
 
     Raises
     ------
@@ -121,7 +123,7 @@ def check_candidate(primitives: Sequence[Primitive]) -> None:
     """
     if len(primitives) > MAX_STEPS:
         raise InvalidPrimitive(too_many_steps(len(primitives)))
-    # Nearly all candidates are so short that their sizes need not be counted.
+    # Nearly all candidates are so short that counting their sizes is not needed.
     if len(primitives) * MAX_SIZES_OF_STEP > MAX_SIZES:
         sizes = sum(map(sizes_of, primitives))
         if sizes > MAX_SIZES:
@@ -129,12 +131,12 @@ def check_candidate(primitives: Sequence[Primitive]) -> None:
 
 
 def too_many_steps(steps: int) -> str:
-    """Return what is wrong with a candidate of so many primitives."""
+    """Return the error message for a candidate of `steps` primitives."""
     return f"{steps} primitives are more than the {MAX_STEPS} that a candidate may have"
 
 
 def too_many_sizes(sizes: int) -> str:
-    """Return what is wrong with a candidate whose splits have so many sizes."""
+    """Return the error message for a candidate with `sizes` sizes."""
     return f"its splits have {sizes} sizes, which are more than the {MAX_SIZES} that a candidate may have"
 
 

@@ -1,7 +1,7 @@
-"""Letters that cannot be delivered, kept in a file with the reason.
+"""Keeps letters that cannot be delivered in a file, with the reason.
 
-The file is ``quarantine-ADDRESS.jsonl`` in the folder of the outbox; no outbox sends what stands in it. Each line is a letter with
-``reason`` and ``time``; its ``line`` is a line of a tuning log. To send the records again once the cause is mended::
+The file is ``quarantine-ADDRESS.jsonl`` in the folder of the outbox. No outbox sends its contents. Each line is a letter with
+``reason`` and ``time``; its ``line`` is a line of a tuning log. To send the records again after fixing the cause::
 
     jq -r .line quarantine-*.jsonl | curl -H 'Content-Type: application/x-ndjson' --data-binary @- \
         'http://cost-model:8000/v1/measurements?worker=host-7&platform=epyc-9004-2c'
@@ -18,35 +18,35 @@ from pathlib import Path
 
 from tlp_client.locked_file import LockedFile
 
-#: Bytes at which the file is renamed to ``….old.jsonl``, in place of an earlier one. Twice as much is kept at most.
+#: Size in bytes at which the file is renamed to ``….old.jsonl`` and replaces the previous one, so twice as much is kept at most.
 _MAX_BYTES = 32 << 20
 
-#: Tries to get a file that other processes append to as well, and seconds between two of them.
+#: Number of tries to lock the file, which other processes use as well, and seconds between two tries.
 _MAX_TRIES, _PAUSE_S = 100, 0.01
 
 
 class Quarantine:
-    """Keeps letters that cannot be delivered, together with other processes.
+    """The quarantine file. Several processes may append to it.
 
     Parameters
     ----------
     folder : Path
-        Of the outbox.
+        Folder of the outbox.
     address : str
         Digest of the service and the platform that the letters are for.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
-        # It must not begin with the address: outboxes, those of older clients too, adopt the files that do.
+        # The name must not begin with the address: outboxes of all releases adopt the files that do.
         self.path = folder / f"quarantine-{address}.jsonl"
 
     def add(self, entries: Iterable[Mapping[str, object]]) -> None:
-        """Append entries, with the time.
+        """Append entries with the current time.
 
         Raises
         ------
         OSError
-            If the disk does not take them; the first of them may be there.
+            If an entry cannot be written; earlier ones may have been.
         """
         time_ = datetime.now(timezone.utc).isoformat(timespec="seconds")
         for entry in entries:

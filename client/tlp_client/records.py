@@ -42,21 +42,21 @@ ERRORS = {
 #: Seconds. A cost outside is no measurement: clocks do not resolve 1 ns, and TVM writes 1e10 for a failed run.
 MIN_COST_S, MAX_COST_S = 1e-9, 1e9
 
-#: Measured run times of a record. Public records have at most 10.
+#: Maximum number of measured run times of a record. Public records have at most 10.
 MAX_COSTS = 1000
 
-#: Bytes of a record's line, as `Record.to_line` writes it. The longest of 1.7 million public records has 2,094.
+#: Maximum bytes of a record's line as `Record.to_line` writes it. Public records (1.7 million) have at most 2,094.
 MAX_LINE_BYTES = 64 << 10
-#: Characters of a line that has fewer bytes than `MAX_LINE_BYTES`, whatever its characters and blanks.
+#: A line of at most so many characters surely has fewer bytes than `MAX_LINE_BYTES`, whatever its characters and blanks.
 _SURELY_SHORT = MAX_LINE_BYTES >> 3
-#: Characters of a number in a list and of the separator behind it.
+#: Maximum characters of a 32-bit number in a list, including the separator.
 _CHARACTERS_PER_ENTRY = 13
 
 _STEPS_BEGIN = '], [[], [["'
 _STEPS_END = ']]]], "r": '
 _STEP_SEPARATOR = '], ["'
 _NO_STEPS = '], [[], []]], "r": '
-#: Memory for the tasks and the primitives that a parser remembers; most of it is for primitives.
+#: Bytes of the tasks and primitives that a parser remembers, and the divisor that gives the share for tasks.
 _CACHE_BYTES = 64 << 20
 _TASKS_SHARE = 8
 _LARGEST = sys.float_info.max
@@ -163,7 +163,7 @@ class RecordParser:
     Parameters
     ----------
     max_bytes : int
-        Memory for what it remembers.
+        Bytes of the tasks and primitives that it remembers.
     """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
@@ -187,7 +187,7 @@ class RecordParser:
             If the line is not a record of a known version; the message names the part.
         """
         if len(line) > MAX_LINE_BYTES:
-            raise InvalidRecord(_too_long(len(line)))  # in characters, of which none has less than a byte
+            raise InvalidRecord(_too_long(len(line)))  # each character has at least one byte
         record = self._parse_by_pieces(line)
         if record is None:
             record = self._parse_whole(line)
@@ -251,7 +251,7 @@ def read_record(document: object) -> Record:
     Raises
     ------
     InvalidInput
-        If it is not a record of a known version, or is larger than a record may be; the message names the part.
+        If it is not a record of a known version, or exceeds a bound; the message names the part.
     """
     record = _read_document(document)
     if _characters(record) > _SURELY_SHORT:
@@ -260,7 +260,7 @@ def read_record(document: object) -> Record:
 
 
 def check_line(record: Record) -> None:
-    """Raise `InvalidRecord` where the line of a record has more than `MAX_LINE_BYTES` bytes."""
+    """Raise `InvalidRecord` if the line of a record has more than `MAX_LINE_BYTES` bytes."""
     length = len(record.to_line().encode())
     if length > MAX_LINE_BYTES:
         raise InvalidRecord(_too_long(length))
@@ -271,7 +271,7 @@ def _too_long(length: int) -> str:
 
 
 def _characters(record: Record) -> int:
-    """Return about how many characters the line of a record has, without writing it."""
+    """Return an upper estimate of the characters of a record's line, without writing it."""
     task = record.task
     texts = (task.workload_key, task.target, task.target_host or "", *(task.input_names or ()))
     numbers = len(record.costs)

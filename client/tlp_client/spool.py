@@ -142,10 +142,10 @@ class Spool:
         return list(letters.values())
 
     def _keep_damaged(self, lines: Collection[bytes]) -> None:
-        """Put lines that are no letters into quarantine: a later client may have written them."""
+        """Put unreadable lines into quarantine: a later release may have written them."""
         if not lines:
             return
-        # A last line without its end was cut by a kill; its measurement is not whole.
+        # A last line without a newline was cut off when its process was killed; its measurement is incomplete.
         whole = [line.decode(errors="replace") for line in lines if line.endswith(b"\n") and line.strip()]
         self.quarantine.add({"text": text, "reason": "this client cannot read it"} for text in whole)
         kept = f"; {len(whole)} of them are kept in {self.quarantine.path}" if whole else ""
@@ -274,7 +274,7 @@ def _line_of(letter: Letter) -> bytes:
 
 
 def _read_letter(fields: dict[str, str]) -> Letter:
-    # Fields that a later client adds are passed over: its measurements are sent without them, not lost.
+    # Unknown fields of a later release are ignored: its measurements are sent without them instead of being lost.
     letter = Letter(fields["id"], fields["line"], fields["version"], fields["worker"])
     texts = [letter.id, letter.line, letter.worker, *([] if letter.version is None else [letter.version])]
     if not all(is_text(text) for text in texts):

@@ -19,7 +19,7 @@ GPU_TARGETS = frozenset({"cuda", "nvptx", "rocm", "opencl", "metal", "vulkan", "
 #: characters; the longest in public logs are a few hundred
 LONGEST_WORKLOAD_KEY, LONGEST_TARGET = 65_536, 4_096
 
-#: Memory for the canonical spellings of workload keys, and for what each function finds in targets.
+#: Bytes of cached canonical workload keys, and of the cached results of each function of a target.
 _KEYS_BYTES, _TARGETS_BYTES = 8 << 20, 1 << 20
 
 #: names of the eight hardware parameters of a record (``HardwareParamsNode`` of TVM)
@@ -69,7 +69,7 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the task and all its fields."""
+        """Bytes of the task and all its fields."""
         parts = (self.workload_key, self.target, self.hardware, self.target_host, self.input_names)
         return memory_of(parts)
 

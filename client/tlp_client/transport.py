@@ -91,8 +91,10 @@ class HttpTransport:
             )
             try:
                 if response.status < 200:
-                    # The real answer follows on this connection; the next request must not take it for its own.
-                    raise BadAnswer(f"{self._url}: status {response.status}, which is no whole answer")
+                    # The final answer follows on this connection. The next request must not take it for its own.
+                    raise BadAnswer(
+                        f"{self._url}: expected a final answer, got the interim status {response.status}"
+                    )
                 received = self._read(response, exchange)
                 exchange.release()
             except BaseException:
@@ -170,7 +172,7 @@ class _Exchange(threading.Thread):
             try:
                 raise error
             finally:
-                del error  # else it would keep itself, and the socket of its traceback, until the next garbage collection
+                del error  # breaks a reference cycle that would keep the socket open until the next garbage collection
         if self._answer is None:
             with self._lock:
                 self._is_given_up = True

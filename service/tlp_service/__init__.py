@@ -2,6 +2,7 @@
 
 import os
 
-# ONNX Runtime reads this when it is imported. Turning telemetry off later still leaves a device id in the home folder
-# and a look-up of the vendor's host, so every process, each child and whoever imports this package gets it here.
+# ONNX Runtime reads this variable when it is imported. If telemetry is turned off later, the import has already written a
+# device id to the home folder and looked up the vendor's host. Set here, it holds for every process that imports this
+# package, and for their children.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

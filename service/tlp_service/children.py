@@ -70,9 +70,9 @@ class Child:
     is_quiet : bool
         Whether what it writes to its standard streams is for nobody.
     prepare : callable
-        Called before each start; an OSError of it puts the start off.
+        Called before each start; an OSError postpones the start.
     is_lost : callable
-        Whether it is to be ended and started again, although it runs; asked twice a second.
+        Returns whether to restart the program although it runs; called twice per second.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Child:
             status = self.process.poll()
             if status is None:
                 if self._is_lost():
-                    log.error("%s cannot be reached any more, ending it", self.name)
+                    log.error("%s cannot be reached any more and is restarted", self.name)
                     self._end()
                 continue
             if time.monotonic() - began_s > _RUNS_S:
@@ -148,7 +148,7 @@ class Child:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Ask Linux to end this child with its parent by a signal, so that kill -9 of the server leaves none behind."""
+    """Make Linux send this child a signal when its parent ends, so that kill -9 of the server leaves no child behind."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # which died before it could be asked

@@ -191,7 +191,7 @@ def _show_records(arguments: argparse.Namespace) -> int:
     expected = store.platforms
     lines = list(platform_lines(store))
     print("\n".join([*title_lines(store), *lines]))
-    return _done(lines, "no record that can be read") if expected else 0
+    return _done(lines, "no file of records can be read") if expected else 0
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Operations that may never return, such as on a file system whose server is gone."""
+"""Runs operations that may never return, such as on a file system whose server is gone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def detached(operation: Callable[[], T]) -> T:
-    """Return what an operation returns, which runs in a thread of its own.
+    """Run an operation in a daemon thread of its own, and return its result.
 
-    Unlike a thread of `asyncio.to_thread` it is not waited for when the process ends, so one that hangs keeps no server from stopping.
+    Unlike a thread of `asyncio.to_thread`, it does not keep the process from ending if it hangs.
     """
     future: Future[T] = Future()
     threading.Thread(target=_run, args=(operation, future), name="tlp-detached", daemon=True).start()
@@ -26,7 +26,7 @@ def _run(operation: Callable[[], T], future: Future[T]) -> None:
         return
     try:
         result = operation()
-    except BaseException as error:  # noqa: BLE001  it is the caller's
+    except BaseException as error:  # noqa: BLE001  the caller gets it
         future.set_exception(error)
     else:
         future.set_result(result)

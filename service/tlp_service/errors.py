@@ -24,11 +24,11 @@
         ├── NotReady                  503
         └── DeadlinePassed            504
 
-``tlp_client.errors.InvalidRequest``, which the readers of the wire format raise, is answered as InvalidBody with its own code. Every
-answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
+The readers of the wire format raise ``tlp_client.errors.InvalidRequest``, which is answered as InvalidBody with its own code.
+Every answer other than 200 is ``{"error": "<what and where>", "code": "<for programs>"}``.
 
-``invalid`` and ``malformed`` say that the request is wrong for every server. ``unknown_format``, ``unknown_field`` and
-``unsupported`` say that this server, or this release of it, does not take it, and that another may.
+``invalid`` and ``malformed`` mean that the request is wrong for every server. ``unknown_format``, ``unknown_field`` and
+``unsupported`` mean that this server does not accept the request, and that another server or release may.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BadRecords(ServiceFault):
 
 
 class DamagedRecords(BadRecords):
-    """A file of a record store that cannot be read, whatever its disk does.
+    """A file of a record store whose content cannot be read.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class ApiError(ServiceFault):
 
 
 class MalformedBody(ApiError):
-    """The body is not JSON, was cut, or is of a type or encoding that the route does not read."""
+    """The body is not JSON, is incomplete, or is of a type or encoding that the route does not read."""
 
     status, code = 400, "malformed"
 
@@ -118,7 +118,7 @@ class NotAllowed(ApiError):
 
 
 class UnknownName(ApiError):
-    """A version or platform that this server does not have; `version` is set where a request asks to be scored by it."""
+    """A version or platform that this server does not have; `version` is set if the request asks for that version."""
 
     status, code = 404, "unknown"
     version: str | None = None
@@ -144,7 +144,7 @@ class BodyTooLarge(ApiError):
 
 
 class InvalidBody(ApiError):
-    """Well-formed JSON that breaks the wire format, or that this server cannot take; names the candidate and the primitive."""
+    """Well-formed JSON that breaks the wire format, or that this server does not accept; names the candidate and primitive."""
 
     status, code = 422, "invalid"
 

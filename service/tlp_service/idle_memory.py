@@ -1,4 +1,4 @@
-"""Gives memory back that a burst of large requests has left behind, in a moment without load."""
+"""Returns memory to the operating system after a burst of large requests, while the server is idle."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import gc
 import os
 from collections.abc import Callable
 
-#: Growth of the resident memory, in bytes, at which it is worth a moment to give some back.
+#: Growth of the resident memory, in bytes, from which on a collection is worth its time.
 _GROWTH = 16 << 20
-#: Option of glibc's ``mallopt``, and bytes from which on it maps each allocation by itself. By default that limit grows
-#: up to 32 MiB with what is freed, and then the heap keeps what large bodies leave.
+#: Option of glibc's ``mallopt``, and its value: bytes from which on an allocation is mapped by itself. By default glibc raises
+#: this threshold up to 32 MiB when large blocks are freed, and the heap then keeps the memory of large bodies.
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 256 << 10
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process, 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 
 def map_large_allocations() -> None:
-    """Have large allocations given back to the system as soon as they are freed, where the C library can."""
+    """Make the C library return large allocations to the system as soon as they are freed, if it supports that."""
     mallopt = getattr(_libc(), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
@@ -36,9 +36,9 @@ class IdleMemory:
     Parameters
     ----------
     is_busy : callable
-        Whether somebody waits for the processor.
+        Returns whether any request is being worked on.
     resident : callable
-        Resident memory in bytes.
+        Returns the resident memory in bytes.
     """
 
     def __init__(self, is_busy: Callable[[], bool], resident: Callable[[], int] = resident_bytes) -> None:
@@ -48,7 +48,7 @@ class IdleMemory:
         self._trim = getattr(_libc(), "malloc_trim", None)
 
     def give_back(self) -> bool:
-        """Give memory back if it is worth it and keeps nobody waiting; return whether that was so."""
+        """Return memory to the system if it has grown and no request waits; return whether that was done."""
         resident = self._resident()
         self._floor = min(self._floor, resident)
         if self._is_busy() or resident - self._floor < _GROWTH:
@@ -63,5 +63,5 @@ class IdleMemory:
 def _libc() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(None)
-    except (OSError, TypeError):  # on systems without one that is loaded
+    except (OSError, TypeError):  # the system has no such library
         return None

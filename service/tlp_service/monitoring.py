@@ -56,7 +56,7 @@ class Metrics:
         )
         self.cached = Counter(
             "tlp_candidates_cached",
-            "Candidates that clients had scores of and did not ask for again, as they report; at most TLP_MAX_CANDIDATES a request.",
+            "Candidates that clients scored from their caches, as they report; at most TLP_MAX_CANDIDATES per request.",
             registry=registry,
         )
         self.waiting = Gauge(
@@ -77,7 +77,7 @@ class Metrics:
         )
         self.writable = Gauge(
             "tlp_measurements_writable",
-            "1 while measurements can be kept, found by a write that is tried at each scrape; else 0.",
+            "1 if measurements can be kept, 0 if not; each scrape tries a write.",
             registry=registry,
         )
         self.model = Gauge(
@@ -94,7 +94,7 @@ class Metrics:
         )
         self.registry_reachable = Gauge(
             "tlp_registry_reachable",
-            "1 while the registry can be read and names a version; 0 while what is loaded serves on without it.",
+            "1 if the registry can be read and names a version, 0 if not; the loaded version then continues to serve.",
             registry=registry,
         )
         self.registry_reachable.set(1)

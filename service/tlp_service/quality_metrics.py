@@ -1,4 +1,4 @@
-"""Prediction error for Prometheus, as the recorder tells it."""
+"""Prediction error for Prometheus, as the recorder reports it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _MOST_PLATFORMS, _MOST_VERSIONS = 64, 4
 _GAUGES = {
     "measured": "Measured candidates in the window.",
     "failed_share": "Share of the runs in the window that failed.",
-    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; no other figure counts them.",
+    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; the other figures leave them out.",
     "pair_accuracy": "Share of the pairs inside tasks that the scores order right, mean over tasks.",
     "kendall_tau": "Kendall's tau-b of scores and speeds inside tasks, mean over tasks.",
-    "top1_regret": "How much longer the best-scored candidate of a search round takes than the best one, as a share of that, 9 at most.",
-    "top5_regret": "The same for the best of the five best-scored.",
+    "top1_regret": "Extra run time of the best-scored candidate of a search round over the fastest one, as a share of the latter; at most 9 per round, mean over rounds.",
+    "top5_regret": "The same for the fastest of the five best-scored candidates.",
     "drifting": "1 where the order is worse than when the version was accepted, beyond chance.",
 }
 
 
-#: A count that a float holds: a JSON integer may have hundreds of digits.
+#: A count that a float represents exactly; a JSON integer may have hundreds of digits.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _Figures(msgspec.Struct):
-    """Those that have a gauge; a recorder of another release may tell others."""
+    """The figures that have a gauge; a recorder of another release may report others."""
 
     measured: _Count
     serving: bool
@@ -49,19 +49,19 @@ class _Figures(msgspec.Struct):
     drifting: bool | None = None
 
 
-class _Told(msgspec.Struct):
+class _Report(msgspec.Struct):
     platforms: dict[str, dict[str, _Figures]]
     time: float | None = None
 
 
-def decode_quality(told: bytes | None) -> dict[str, Any]:
-    """Return what the recorder told; a document without platforms where it told nothing that can be read."""
-    if told is not None:
+def decode_quality(report: bytes | None) -> dict[str, Any]:
+    """Return the report of the recorder; a document without platforms if there is none that can be read."""
+    if report is not None:
         try:
-            document: dict[str, Any] = msgspec.json.decode(told)
-            msgspec.convert(document, _Told)
+            document: dict[str, Any] = msgspec.json.decode(report)
+            msgspec.convert(document, _Report)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            log.warning("what stands under %s is no document of prediction error", QUALITY)
+            log.warning("the value of %s is not a report of prediction error", QUALITY)
         else:
             return document
     return {"time": None, "serving": None, "platforms": {}}

@@ -1,7 +1,7 @@
-"""The one place that builds Redis clients, and the check of the URL that they are built from.
+"""Builds all Redis clients, and checks the URL that they are built from.
 
-A URL chooses the server and how it is reached: host, user, database, TLS. How answers are read, and how long they are waited for, is
-the service's choice: an option of the URL for that, such as ``protocol=3``, has no effect.
+A URL chooses the server and how to connect to it: host, user, database, TLS. The service itself chooses how answers are
+read and how long it waits for them. Options of a URL for that, such as ``protocol=3``, have no effect.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
-#: Options of a URL that choose the server, or who connects to it.
+#: Options of a URL for the server and the connection.
 _OPTIONS = {"db", "username", "password", "client_name", "health_check_interval", "socket_keepalive"}
-#: Options of TLS, which a URL of the scheme rediss has.
+#: Options of TLS, which only a rediss:// URL may have.
 _TLS_OPTIONS = {
     "ssl_ca_certs",
     "ssl_ca_data",
@@ -51,11 +51,12 @@ _OWN_OPTIONS = {
     "socket_timeout",
     "timeout",
 }
+#: The error for anything that is not a URL of Redis.
 _EXPECTED = (
     "expected a URL such as redis://:password@host:6379/0, rediss://host or unix:///path, with options as ?name=value&name=value; "
     "a password's #, ?, / and @ are written %23, %3F, %2F and %40"
 )
-#: Seconds after which a server that does not take a connection is away.
+#: Seconds that a server gets to accept a connection.
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -67,20 +68,20 @@ def connect(
     retries: int = 1,
     connect_timeout_s: float = _CONNECT_TIMEOUT_S,
 ) -> redis.Redis:
-    """Return a client; it connects at its first command.
+    """Return a client, which connects at its first command.
 
     Parameters
     ----------
     url : str
-        Of a Redis or Valkey, checked by `check_redis_url`.
+        URL of a Redis or Valkey, checked by `check_redis_url`.
     timeout_s : float or None
-        Seconds that an answer may take; None for ever.
+        Seconds to wait for an answer; None waits for ever.
     encoding_errors : str or None
-        How bytes that are no UTF-8 become text; without it answers are bytes.
+        How to decode bytes that are not UTF-8; None leaves answers as bytes.
     retries : int
-        Times that a command is sent again over a new connection.
+        How often a command is sent again over a new connection.
     connect_timeout_s : float
-        Seconds that connecting may take.
+        Seconds to wait for the connection.
     """
     own = _own(timeout_s, connect_timeout_s, encoding_errors, Retry(NoBackoff(), retries, (LostConnection,)))
     client: redis.Redis = redis.Redis.from_url(_without_own(url), **own)
@@ -95,7 +96,7 @@ def connect_asyncio(
     connections: int = 1,
     connect_timeout_s: float = _CONNECT_TIMEOUT_S,
 ) -> redis.asyncio.Redis:
-    """Return a client for coroutines, of which `connections` at a time talk to the server and others wait.
+    """Return a client for coroutines with at most `connections` connections; further commands wait for a free one.
 
     The other parameters are those of `connect`.
     """
@@ -110,15 +111,15 @@ def connect_asyncio(
 
 
 def check_redis_url(url: str) -> None:
-    """Check that clients can be built from a URL. Nothing is connected to.
+    """Check that clients can be built from a URL, without connecting.
 
     Raises
     ------
     ValueError
-        If they can't. The message names the option, and never a value: that may be a password.
+        If they can't. The message names the option but never its value, which may be a password.
     """
     base, _, query = url.partition("?")
-    # A password that holds one of these unquoted would be taken for something else, and be named.
+    # Part of a password with one of these unquoted would be parsed as an option, and its name would be in the message.
     if "#" in url or "@" in query:
         raise ValueError(_EXPECTED)
     try:
@@ -132,7 +133,9 @@ def check_redis_url(url: str) -> None:
         _build(url)
     except (ValueError, TypeError, OSError, RedisError) as error:
         names = ", ".join(sorted({name for name, _ in pairs} & _TLS_OPTIONS))
-        raise ValueError(f"no TLS can be had with these values of {names} ({type(error).__name__})") from None
+        raise ValueError(
+            f"expected values of {names} with which TLS works, got {type(error).__name__}"
+        ) from None
 
 
 def ineffective_options(url: str) -> list[str]:
@@ -156,10 +159,14 @@ def _check_option(base: str, name: str, value: str) -> None:
         return
     if name not in _OPTIONS | _TLS_OPTIONS:
         near = difflib.get_close_matches(name, _OPTIONS | _TLS_OPTIONS | _OWN_OPTIONS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(_OPTIONS))} and ssl_…"
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"expected one of {', '.join(sorted(_OPTIONS))} or ssl_…"
+        )
         raise ValueError(f"unknown option {name!r}; {hint}")
     if name in _TLS_OPTIONS and not base.startswith("rediss://"):
-        raise ValueError(f"the option {name!r} is one of TLS, which needs a URL that begins with rediss://")
+        raise ValueError(f"the option {name!r} needs TLS, that is a URL that begins with rediss://")
     try:
         if not value:
             raise ValueError("blank")
@@ -169,25 +176,25 @@ def _check_option(base: str, name: str, value: str) -> None:
 
 
 def _build(url: str, has_context: bool = True) -> None:
-    """Make what a client of either kind makes when it connects, up to the connection itself."""
+    """Make a connection object of each kind of client, without connecting."""
     for pools in (redis.ConnectionPool, redis.asyncio.ConnectionPool):
         pool = pools.from_url(_without_own(url), **_own(None, _CONNECT_TIMEOUT_S, None, None))
         connection = pool.connection_class(**pool.connection_kwargs)
         if has_context and isinstance(connection, redis.asyncio.SSLConnection):
-            assert isinstance(connection.ssl_context.get(), ssl.SSLContext)  # reads the files of certificates
+            assert isinstance(connection.ssl_context.get(), ssl.SSLContext)  # reads the certificate files
 
 
 def _own(
     timeout_s: float | None, connect_timeout_s: float, encoding_errors: str | None, retry: Any
 ) -> dict[str, Any]:
     return {
-        "protocol": 2,  # which every server and proxy speaks, and whose answers have one form in all releases of redis
+        "protocol": 2,  # every server and proxy supports it, and its answers have the same form in all releases of redis-py
         "decode_responses": encoding_errors is not None,
         "encoding_errors": encoding_errors or "strict",
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
         "retry": retry,
-        # After a failover the name of the server may mean another one: connect anew.
+        # After a failover the host name may resolve to another server: connect again.
         "retry_on_error": [ReadOnlyError],
     }
 

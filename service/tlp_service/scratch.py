@@ -1,4 +1,4 @@
-"""Folders that a library wants for its caches: temporary ones, so that nothing is left in the home folder or in /tmp."""
+"""Temporary folders for the caches of libraries, so that they leave nothing in the home folder or in /tmp."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import tempfile
 
 
 def use_scratch_folder(variable: str) -> None:
-    """Let an environment variable name an empty folder, which is removed when this process ends.
+    """Set an environment variable to a new temporary folder, which is removed when this process ends.
 
-    Call it before the import of the library that reads the variable. A folder that the user named stays.
+    Call it before importing the library that reads the variable. A value that the user has set is kept.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ SWITCH_INTERVAL_S = 0.0005
 READ_BYTES_PER_S = 1e7
 #: Objects after which garbage is looked for. The lists of one large body are a million, and none of them is garbage.
 GC_THRESHOLD = (50_000, 20, 20)
-#: Times per second that uvicorn calls `Server.on_tick`.
+#: How often per second uvicorn calls `Server.on_tick`.
 TICKS_PER_S = 10
 #: Seconds that running requests get after SIGTERM.
 GRACE_S = 20
@@ -113,7 +113,7 @@ def _log_settings(settings: Settings) -> None:
         log.warning("%s is no setting and has no effect", name)
     if settings.redis_url is not None:
         for option in ineffective_options(settings.redis_url.get_secret_value()):
-            log.warning("TLP_REDIS_URL: the option %r has no effect, the service sets it itself", option)
+            log.warning("TLP_REDIS_URL: the option %r has no effect; the service sets it itself", option)
 
 
 def _wants_trainer(settings: Settings) -> bool:
@@ -136,7 +136,7 @@ def _wants_trainer(settings: Settings) -> bool:
 
 
 def _check_records(folder: Path) -> None:
-    """Look for what would end the recorder and the trainer over and over, beside a server that runs.
+    """Check the folder of the record store, without which recorder and trainer would fail again and again.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _check_records(folder: Path) -> None:
     except OSError as error:
         raise BadSettings(f"TLP_RECORDS={folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise BadSettings(f"TLP_RECORDS={folder}: expected a folder that can be written; it is read-only")
+        raise BadSettings(f"TLP_RECORDS={folder}: expected a writable folder, got a read-only one")
 
 
 def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:

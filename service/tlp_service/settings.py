@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     max_decoded_mib: int = Field(
         80,
         ge=1,
-        description="Most memory that a body takes when it is decoded, as estimated before that, in MiB.",
+        description="Largest estimated memory of a decoded body, in MiB; beyond it the answer is 413.",
     )
     max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
     max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     max_waiting_mib: int = Field(
         80,
         ge=1,
-        description="Most memory of bodies that arrive and of what waits to be scored, in MiB; requests beyond get 429.",
+        description="Largest memory of all requests from their first byte to their answer, in MiB; beyond it the answer is 429.",
     )
     measurement_id_days: int = Field(
         7, ge=1, le=3650, description="Days for which a measurement id is remembered."
@@ -145,13 +145,15 @@ class Settings(BaseSettings):
         return self.records or self.data_dir / "records"
 
     def make_data_dir(self) -> None:
-        """Make the data folder, which holds what workers measured, for this user alone; warn if one that is there is open to others."""
-        with contextlib.suppress(OSError):  # whoever writes into it says so, and it need not be needed
+        """Make the data folder with mode 0700, since it holds measurements; warn if an existing one is open to other users."""
+        with contextlib.suppress(
+            OSError
+        ):  # whoever writes into it reports the error; not every command needs it
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.data_dir.stat()
             if found.st_uid == os.geteuid() and found.st_mode & 0o077:
                 log.warning(
-                    "TLP_DATA_DIR=%s: expected a folder for this user alone, got the mode %o; chmod 700 it unless others shall read it",
+                    "TLP_DATA_DIR=%s: expected mode 700, got %o; run chmod 700 unless other users are meant to read it",
                     self.data_dir,
                     stat.S_IMODE(found.st_mode),
                 )

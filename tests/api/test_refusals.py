@@ -10,12 +10,12 @@ def request(client=b"w"):
 
 
 def test_refusals_are_logged_with_who_and_never_with_what_was_sent(caplog):
-    RefusalLog().note(request(), 401, "another key")
-    RefusalLog().note(request(b"a b\x1b[0m"), 401, "another key")
+    RefusalLog().note(request(), 401, "wrong key")
+    RefusalLog().note(request(b"a b\x1b[0m"), 401, "wrong key")
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
-        "refused with 401: GET other from 10.1.2.3, client 'w': another key",
-        "refused with 401: GET other from 10.1.2.3, client None: another key",
+        "refused with 401: GET other from 10.1.2.3, client 'w': wrong key",
+        "refused with 401: GET other from 10.1.2.3, client None: wrong key",
     ]
 
 

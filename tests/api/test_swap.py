@@ -342,7 +342,7 @@ def test_the_registry_is_closed_to_who_has_no_key(keyed, server):
     assert KEY not in keyed.log
     for running, code, reason in (
         (keyed, 401, "no key"),
-        (keyed, 401, "another key"),
+        (keyed, 401, "wrong key"),
         (server, 403, "no TLP_"),
     ):
         lines = [

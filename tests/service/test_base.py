@@ -133,7 +133,9 @@ class Opcodes:
 def test_what_is_made_to_be_slow_is_not(candidates):
     """Each took seconds or gigabytes once. Most are beyond what is accepted by now."""
     skeleton.SKELETONS.clear()
-    entries = sum(len(a) if isinstance(a, list) else 1 for steps in candidates for step in steps for a in step)
+    entries = sum(
+        len(a) if isinstance(a, list) else 1 for steps in candidates for step in steps for a in step
+    )
     read = [[unchecked(step) for step in steps] for steps in candidates]
     tracemalloc.start()
     try:

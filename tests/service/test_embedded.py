@@ -74,5 +74,5 @@ def test_a_data_folder_that_is_open_to_others_is_pointed_out_and_left(tmp_path, 
     folder.mkdir()
     folder.chmod(0o755)
     read_settings(data_dir=folder).make_data_dir()
-    assert f"TLP_DATA_DIR={folder}: expected a folder for this user alone, got the mode 755" in caplog.text
+    assert f"TLP_DATA_DIR={folder}: expected mode 700, got 755" in caplog.text
     assert mode_of(folder) == 0o755

@@ -166,4 +166,4 @@ def test_one_fabricated_cost_moves_no_figure(tmp_path):
     for cost in (1e-9, 1e-6):
         found = evaluate(scorer, [*honest, ("epyc", record(40, cost))], min_candidates=2)
         assert found.tasks == [before]
-        assert found.left_out == {"candidates of a cost that cannot be a run time": 1}
+        assert found.left_out == {"candidates whose cost cannot be a run time": 1}

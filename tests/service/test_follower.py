@@ -351,7 +351,7 @@ def test_a_registry_that_vanishes_is_said_once_and_so_is_its_return(
 @pytest.mark.anyio
 async def test_a_registry_that_hangs_keeps_nobody_waiting(registry, names, following, monkeypatch):
     may_end, journal = threading.Event(), registry.journal
-    monkeypatch.setattr("tlp_service.scoring.arrivals._MAX_LOOK_S", 0.05)
+    monkeypatch.setattr("tlp_service.scoring.arrivals._MAX_READ_S", 0.05)
     monkeypatch.setattr(registry, "journal", lambda: may_end.wait(HANG_S) and journal())
     try:
         assert not await following.wait_for(names[1], HANG_S)

@@ -100,7 +100,7 @@ def test_dead_letters_that_cannot_be_kept_are_logged_and_the_rest_goes_on(
     assert (list(moved.dead), len(moved.records)) == ([bad], 1)
     assert client.xlen(STREAM) == 0
     assert client.xpending(STREAM, GROUP)["pending"] == 0
-    assert f"entry {bad} of the measurement stream is no record: " in caplog.text
+    assert f"entry {bad} of the measurement stream is not a valid record: " in caplog.text
     assert f"entry {bad} is not kept among the dead letters: " in caplog.text
 
 

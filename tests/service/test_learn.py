@@ -208,7 +208,7 @@ def test_too_few_records_are_no_step(tmp_path, registry, store, begun, measured_
     assert (outcome.version, outcome.state, outcome.reason) == (
         None,
         "refused",
-        "too few records of any task to learn from some and hold others back",
+        "no task has enough records to train on some and hold others back",
     )
 
 
@@ -290,7 +290,7 @@ def test_a_platform_takes_a_number_in_its_own_network_only(
     else:
         assert [outcome.state for outcome in outcomes] == ["refused", "refused", "judged"]
         assert outcomes[0].reason == (
-            "2 platforms are more than the 1 of one network: no number is left for a; "
+            "2 platforms are more than the 1 of one network: no platform number is left for a; "
             "'tlp train' can make a version of fewer"
         )
 
@@ -301,4 +301,4 @@ def test_only_base_learns(tmp_path, store):
     assert (outcome.reason, outcome.is_verdict) == ("no version serves", False)
     linear = write_linear_version(tmp_path / "linear")
     registry.activate(registry.publish(linear), by="test")
-    assert learn(store, registry).reason == f"{linear.name} is no 'base', which alone learns"
+    assert learn(store, registry).reason == f"{linear.name} is not a version of 'base'; no other model learns"

@@ -237,7 +237,8 @@ def test_what_was_cut_off_before_it_was_finished_is_told_and_the_rest_goes_on(
     assert moved.dead == dict.fromkeys(ids[:9], reason)
     assert [fields["entry"] for _, fields in client.xrange(DEAD)] == ids[:9]
     assert all(
-        f"entry {id_} of the measurement stream is no record: {reason}" in caplog.text for id_ in ids[:9]
+        f"entry {id_} of the measurement stream is not a valid record: {reason}" in caplog.text
+        for id_ in ids[:9]
     )
     assert [entry.id for entry, _ in [*moved.records, *later.records]] == ["9", "0"]
     assert stored(store) == once(measured_lines[9:11])
@@ -276,7 +277,7 @@ def test_what_is_stored_leaves_the_server_whose_memory_stays_flat(url, client, r
 
 
 def test_dead_entries_are_bounded(client, recorder, monkeypatch):
-    monkeypatch.setattr(dead_letters, "_MOST_DEAD", 200)
+    monkeypatch.setattr(dead_letters, "_MAX_DEAD", 200)
     for _ in range(5):
         send(client, entries_of(["{"] * 200))
         assert len(recorder.step().dead) == 200
@@ -292,7 +293,7 @@ def test_other_groups_keep_what_they_have_not_read(client, store, recorder, meas
 
 
 def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_lines, monkeypatch):
-    monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
+    monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     reader = subprocess.Popen(
         [sys.executable, "-c", _READER, str(store.folder)], stdout=subprocess.PIPE, text=True
     )
@@ -379,7 +380,7 @@ def test_the_time_of_a_record_is_that_of_its_entry_however_late_it_is_moved(clie
 def test_a_damaged_batch_is_set_aside_when_batches_are_compacted(
     client, store, recorder, measured_lines, monkeypatch, caplog, damage
 ):
-    monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
+    monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     for n in range(3):
         send(client, entries_of(measured_lines[n : n + 1]))
         recorder.step()
@@ -407,7 +408,7 @@ assert stopping.wait(600) and stopping.is_set()
 
 
 def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_lines, monkeypatch):
-    monkeypatch.setattr(store_module, "_MOST_PARTS", 4)
+    monkeypatch.setattr(store_module, "_MAX_PARTS", 4)
     written = []
     write = pq.ParquetWriter.write_table
     monkeypatch.setattr(

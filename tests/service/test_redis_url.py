@@ -24,7 +24,7 @@ from tlp_service.settings import read_settings
     [
         ("redis://:hunter2@h/0?tls=true", "unknown option 'tls'"),
         ("redis://:hunter2@h/0?socket_timeut=5", "'socket_timeut'; did you mean 'socket_timeout'?"),
-        ("redis://:hunter2@h/0?ssl_cert_reqs=none", "'ssl_cert_reqs' is one of TLS"),
+        ("redis://:hunter2@h/0?ssl_cert_reqs=none", "'ssl_cert_reqs' needs TLS"),
         ("redis://:hunter2@h/0?credential_provider=x", "unknown option 'credential_provider'"),
         ("redis://:hunter2@h/0?redis_connect_func=x", "unknown option 'redis_connect_func'"),
         ("redis://:hunter2@h?db=hunter2", "'db' can't have this value"),

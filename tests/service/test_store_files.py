@@ -325,9 +325,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store, damaged, mon
             assert {platform for platform, _ in stored_records(store)} == {"aaa", "zzz"}
     assert len(caplog.messages) == 1  # not at each look
     assert caplog.messages[0].startswith(f"{damaged} is damaged: ")
-    assert caplog.messages[0].endswith(
-        "it is passed over where it is, for it cannot be renamed: Read-only file system"
-    )
+    assert caplog.messages[0].endswith("it is skipped, since it cannot be renamed: Read-only file system")
     assert damaged.is_symlink() or damaged.exists()
 
 
@@ -360,7 +358,7 @@ def test_nothing_that_can_be_shown_is_no_success(store, measured_lines, monkeypa
     fill(store, measured_lines[:2]).write_bytes(b"")
     with read_only(store, monkeypatch):
         assert main(["records", "show", str(store.folder)]) == 1
-        assert capsys.readouterr().err == "tlp: no record that can be read\n"
+        assert capsys.readouterr().err == "tlp: no file of records can be read\n"
 
 
 def test_files_of_other_programs_are_no_records(store, measured_lines, caplog):
@@ -401,7 +399,7 @@ def test_a_folder_whose_name_is_that_of_no_platform_is_passed_over(store, measur
     shutil.copytree(file.parent, odd)
     assert store.platforms == store.platforms == ("epyc",)
     (line,) = caplog.messages
-    assert line.startswith(f"{odd} is passed over: platform: ")
+    assert line.startswith(f"{odd} is skipped: platform: ")
     assert line.endswith("; rename the folder")
 
 
@@ -486,14 +484,14 @@ def test_what_may_not_be_read_keeps_no_other_platform_from_it(tmp_path, measured
     assert done.stdout == "[('zzz', 3)] ['zzz']\n"
     (line,) = done.stderr.splitlines()
     denied = file.parent if what == "folder" else file
-    assert line == f"WARNING {denied} cannot be read and is passed over: Permission denied"
+    assert line == f"WARNING {denied} cannot be read and is skipped: Permission denied"
 
 
 def test_a_disk_that_fails_for_a_file_loses_nothing_when_others_are_merged(
     store, measured_lines, monkeypatch
 ):
     """What is not to be read now must not be overwritten: it may be readable again."""
-    monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
+    monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     imported(store, measured_lines[:5])
     old = store.folder / "platform=epyc" / "records.parquet"
     check = "tlp_service.records.stored_file._check_is_file"
@@ -510,7 +508,7 @@ def test_a_disk_that_fails_for_a_file_loses_nothing_when_others_are_merged(
 
 
 def test_a_compaction_that_fails_keeps_no_batch_from_the_store(store, measured_lines, monkeypatch, caplog):
-    monkeypatch.setattr(store_module, "_MOST_PARTS", 3)
+    monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     tries = []
 
     def full(*arguments):
@@ -569,7 +567,7 @@ def test_a_damaged_note_of_a_store_is_one_line(store, contents, capsys):
     (store.folder / "store.json").write_bytes(contents)
     assert main(["records", "show", str(store.folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'store.json is damaged: expected {"form": 1, "seed": N}; write it anew' in line
+    assert 'store.json is damaged: expected {"form": 1, "seed": N}; write it again' in line
 
 
 def test_a_note_that_an_editor_saved_with_a_byte_order_mark_is_read(store):

@@ -186,7 +186,7 @@ def test_a_line_without_an_end_is_one_refused_line(store, tmp_path, measured_lin
     assert json.loads(note) == {
         "source": str(log),
         "line": 2,
-        "reason": f"the line is too long: more than {MAX_LOG_LINE_BYTES} bytes",
+        "reason": f"the line is too long: expected at most {MAX_LOG_LINE_BYTES} bytes",
     }
     assert store.counts() == {"epyc": 2}
 
@@ -225,7 +225,7 @@ def test_a_log_of_nothing_but_damaged_lines_is_noted_by_its_first_and_their_numb
     summary, _ = import_logs([log], store, OnePlatform("epyc"), processes=1)
     notes = [json.loads(note) for note in (store.folder / "quarantine.jsonl").read_text().splitlines()]
     assert [note["line"] for note in notes] == [*range(1, 1001), 5000]
-    assert notes[-1]["reason"] == "more lines are no records: 4000 of them"
+    assert notes[-1]["reason"] == "more lines are not records: 4000 of them"
     assert sum(summary.left_out.values()) == 5000
 
 

@@ -114,7 +114,7 @@ def test_what_waits_for_the_figures_is_bounded_and_what_is_dropped_is_counted(
     quality.go_on.set()
     until(lambda: not teller._waiting)
     assert [r.getMessage() for r in caplog.records] == [
-        "180 measurements are in no figure of prediction error: too many came"
+        "prediction error leaves out 180 measurements: more came than can be scored"
     ]
     assert teller.close(HANG_S)
     assert super(Blocking, quality).document(1.0)["platforms"]["epyc"]["v"]["measured"] == 21
@@ -138,7 +138,7 @@ def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog)
         seconds[0] += 6
     until(lambda: '"measured":4,' in (client.get(QUALITY) or ""))
     assert len(caplog.records) == 3
-    assert all(r.getMessage().startswith("prediction error can't be told") for r in caplog.records)
+    assert all(r.getMessage().startswith("prediction error can't be reported") for r in caplog.records)
     assert teller.close(HANG_S)
 
 

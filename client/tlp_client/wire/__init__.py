@@ -25,14 +25,14 @@ and its answer is ``{"format": 1, "accepted": 1, "duplicates": 0, "rejected": []
 With ``"on_invalid": "reject"`` (the default) one bad candidate or record refuses the request with 422;
 with ``"report"`` it is answered by itself and the others are kept.
 
-Clients and servers of different releases meet, so:
+Clients and servers of different releases work together by these rules:
 
-- A server refuses what it cannot take as a whole, with a code that says so: ``unknown_format``, ``unknown_field``, ``unsupported``.
-  Servers before these codes said ``invalid``. Either is about the request: a client keeps its records.
-- Only what the ``rejected`` of a 200 names is wrong with a record, and only what the answer accounts for is kept:
-  accepted, duplicates and rejected add up to the records of the request.
-- Fields are added to answers freely; clients pass over those that they do not know.
-- A field is added to requests only as an optional one. A client sends it where the server is known to know it, or leaves it
-  out and sends again after 422 ``unknown_field`` or, from earlier servers, ``invalid``. No measurement depends on it.
-- A code that a client does not know has the meaning of its status.
+- A server refuses a request that it does not understand as a whole, with the code ``unknown_format``, ``unknown_field`` or
+  ``unsupported``. Earlier servers answer ``invalid``. Both concern the request, so the client keeps its records.
+- Only ``rejected`` in an answer 200 says that a record is wrong. Accepted, duplicate and rejected records add up to the records
+  of the request.
+- Any release may add fields to answers. Clients ignore fields that they do not know.
+- New fields of requests are optional. A client sends one only if it knows that the server supports it, or sends the request
+  again without it after 422 ``unknown_field`` or, from earlier servers, ``invalid``. No measurement depends on such a field.
+- A client treats an unknown code by its status.
 """

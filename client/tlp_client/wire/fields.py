@@ -59,7 +59,7 @@ def read_head(document: object, allowed: tuple[str, ...]) -> dict[str, Any]:
     Raises
     ------
     UnknownFormat
-        If it is of another. That is looked at first, for another format has other fields.
+        If it has another format. This is checked first, since another format has other fields.
     """
     stated = document.get("format") if isinstance(document, dict) else None
     if type(stated) is int and stated != FORMAT:
@@ -73,12 +73,12 @@ def read_head(document: object, allowed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read_on_invalid(fields: dict[str, Any]) -> bool:
-    """Return whether invalid parts are reported by themselves; the default is that one refuses all.
+    """Return whether invalid parts are reported one by one; by default a single one refuses the request.
 
     Raises
     ------
     Unsupported
-        If it is a choice that this server does not know.
+        If the value is a string that this server does not know.
     """
     choice = fields.get("on_invalid", "reject")
     if choice not in ("reject", "report"):
@@ -88,12 +88,12 @@ def read_on_invalid(fields: dict[str, Any]) -> bool:
 
 
 def read_object(value: object, where: str, allowed: tuple[str, ...]) -> dict[str, Any]:
-    """Return a JSON object that has no other than the allowed fields.
+    """Return a JSON object that has only allowed fields.
 
     Raises
     ------
     UnknownField
-        If it has others; the message names the first and those that are known.
+        If it has other fields; the message names the first of them and the known fields.
     """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{where}: a JSON object is needed, not {shown(value)}")
@@ -118,7 +118,7 @@ def decode_answer(body: bytes) -> dict[str, Any]:
         raise BadAnswer(f"the answer is not JSON: {error}") from None
     if not isinstance(answer, dict) or answer.get("format") != FORMAT:
         raise BadAnswer(
-            f"the answer is not of wire format {FORMAT}; if a service is there, update the older of it and this client"
+            f"the answer is not of wire format {FORMAT}; check the URL, or update the older of service and client"
         )
     return answer
 

@@ -97,7 +97,7 @@ def decode_measurement_answer(body: bytes, records: int) -> MeasurementAnswer:
     Raises
     ------
     BadAnswer
-        If it does not account for each record once: accepted, a duplicate, or rejected at its position.
+        If it does not account for each record once: as accepted, as a duplicate, or as rejected at its position.
     """
     answer = decode_answer(body)
     accepted, duplicates, rejected = answer.get("accepted"), answer.get("duplicates"), answer.get("rejected")
@@ -107,7 +107,7 @@ def decode_measurement_answer(body: bytes, records: int) -> MeasurementAnswer:
     if not isinstance(rejected, list) or len(errors) != len(rejected):
         raise BadAnswer("rejected: the answer does not name each refused record once")
     if not all(0 <= position < records for position in errors):
-        raise BadAnswer(f"rejected: the answer names a record that is none of the {records}")
+        raise BadAnswer(f"rejected: the answer names a record outside of the {records} that were sent")
     if accepted + duplicates + len(errors) != records:
         raise BadAnswer(
             f"the answer accounts for {shown(accepted + duplicates + len(errors))} of {records} records"
@@ -128,8 +128,8 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
     Raises
     ------
     InvalidRequest
-        If it breaks the wire format; the message names the record. `UnknownFormat`, `UnknownField` and `Unsupported` where
-        another server may take it.
+        If it breaks the wire format; the message names the record. `UnknownFormat`, `UnknownField` and `Unsupported` if
+        another server may accept it.
     """
     reader = MeasurementReader(document, read)
     measurements = reader.read(reader.entries)

@@ -36,7 +36,7 @@ from tlp_client.wire.fields import (
     read_text,
 )
 
-#: The largest number of 32 bits, in which tuners keep scores.
+#: Largest 32-bit float; tuners keep scores in 32 bits.
 _MAX_SCORE = 3.4028234663852886e38
 
 
@@ -159,9 +159,11 @@ def decode_predict_answer(body: bytes, candidates: int) -> PredictAnswer:
         found = len(scores) if isinstance(scores, list) else "no"
         raise BadAnswer(f"asked for {candidates} scores, the answer has {found}")
     for position, score in enumerate(scores):
-        # Compared, not converted: an integer of 310 digits fits no float. Nor does a NaN lie between them.
+        # Compared without conversion, since an integer of 310 digits does not fit a float. A NaN fails the comparison.
         if score is not None and not (type(score) in (float, int) and -_MAX_SCORE <= score <= _MAX_SCORE):
-            raise BadAnswer(f"scores[{position}] is {shown(score)}, not a number that a tuner can hold")
+            raise BadAnswer(
+                f"scores[{position}]: expected a number that fits 32 bits or null, got {shown(score)}"
+            )
     model, version = answer.get("model"), answer.get("version")
     if not is_text(model) or not is_name(version):
         raise BadAnswer("the answer does not name model and version")
@@ -255,9 +257,9 @@ def _without_too_large(
     lengths: npt.NDArray[np.int64],
     errors: dict[int, str],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return indices and lengths without the candidates of too many steps or sizes, which get an error."""
+    """Remove candidates with too many primitives or sizes from indices and lengths, and add an error for each."""
     if int(lengths.max()) * MAX_SIZES_OF_STEP <= MAX_SIZES:
-        return indices, lengths  # as nearly all requests
+        return indices, lengths  # the case of nearly all requests
     sizes_before = np.zeros(len(indices) + 1, dtype=np.int64)
     np.cumsum(np.array([*map(sizes_of, primitives), 0], dtype=np.int64)[indices], out=sizes_before[1:])
     ends = np.cumsum(lengths)

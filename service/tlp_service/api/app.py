@@ -30,10 +30,10 @@ from tlp_service.versions.hints import listen
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a start waits for the settings of the Redis server; scores can be had without it.
-_TELLING_WAIT_S = 2.0
-#: Seconds after which a server that could not be asked is asked again.
-_TELLING_AGAIN_S = 5.0
+#: Seconds that the start waits for the settings of the Redis server. The server can score without Redis.
+_WEAKNESSES_WAIT_S = 2.0
+#: Seconds until the next try, when the Redis server could not be asked.
+_WEAKNESSES_RETRY_S = 5.0
 
 
 def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
@@ -47,7 +47,7 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         stream = MeasurementStream(redis_url, settings.measurement_id_days)
-        telling = asyncio.create_task(_tell_weaknesses(stream))
+        weaknesses = asyncio.create_task(_log_weaknesses(stream))
         app.state.service = Service(
             settings,
             engine,
@@ -58,8 +58,8 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(stream.close)
-            stack.callback(telling.cancel)
-            await asyncio.wait({telling}, timeout=_TELLING_WAIT_S)
+            stack.callback(weaknesses.cancel)
+            await asyncio.wait({weaknesses}, timeout=_WEAKNESSES_WAIT_S)
             if follower is not None:
                 follower.start(metrics)
                 stack.push_async_callback(asyncio.to_thread, follower.stop)
@@ -81,17 +81,17 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     return app
 
 
-async def _tell_weaknesses(stream: MeasurementStream) -> None:
-    """Log once how the Redis server may lose a measurement, as soon as it can be asked."""
+async def _log_weaknesses(stream: MeasurementStream) -> None:
+    """Log once, as soon as the Redis server answers, in which ways it can lose a measurement."""
     while True:
         try:
             found = await stream.weaknesses()
-        except NotReady:  # which the probe logs
-            await asyncio.sleep(_TELLING_AGAIN_S)
+        except NotReady:  # the write probe logs it
+            await asyncio.sleep(_WEAKNESSES_RETRY_S)
         else:
             break
     for weakness in found:
-        log.warning("an acknowledged measurement may be lost with the Redis server: %s", weakness)
+        log.warning("the Redis server can lose acknowledged measurements: %s", weakness)
 
 
 def _error(status_code: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:

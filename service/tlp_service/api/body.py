@@ -124,7 +124,8 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
         # What they end with is nobody's any more, but somebody has to have looked at it.
         await asyncio.gather(answering, leaving, return_exceptions=True)
-        del answering, leaving, answer  # an exception knows this frame, and these know the exception
+        # An exception refers to this frame, and these variables refer to the exception: break the cycle.
+        del answering, leaving, answer
 
 
 class _Inflater:
@@ -155,7 +156,7 @@ class _Inflater:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Look for no garbage meanwhile: there is none in what a decoder makes, and looking takes longer than decoding."""
+    """Switch garbage collection off: a decoder makes no garbage, and a collection takes longer than decoding."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What the open connections of one server hold together, and for how long each may wait for its client."""
+"""Limits on the open connections of a server: their number, their memory, and how long each waits for its client."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tlp_service.api.protocol import HttpProtocol
 
-#: Connections beyond which no operating system limit lets the server go; an open connection takes some 10 kB.
+#: Upper bound on open connections, whatever the operating system allows. An open connection takes about 10 kB.
 _MAX_CONNECTIONS = 4096
-#: File descriptors that are left for Redis, model files and child processes.
+#: File descriptors that are reserved for Redis, model files and child processes.
 _RESERVED_DESCRIPTORS = 96
-#: The server serves at least so many connections, however few descriptors it has.
+#: Lower bound on open connections, however few file descriptors the process has.
 _MIN_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a connection may wait for its client, and what all connections may hold.
+    """How long a connection waits for its client, and how many bytes all connections may buffer.
 
     Parameters
     ----------
     max_connections : int
-        Open connections; beyond it the one that has been idle for longest is closed.
+        Open connections. Beyond it, a new connection replaces the one that has been idle for longest.
     max_held_bytes : int
-        Bytes of answers that are not sent and of pipelined requests that are not read, of all connections.
+        Bytes of unsent answers and unread pipelined requests, over all connections.
     head_s : float
-        Seconds until the first byte of a connection, and from the first byte of a head until its end.
+        Seconds until the first byte of a connection, and from the first to the last byte of a head.
     drain_s : float
-        Seconds for the rest of a body after the request was answered.
+        Seconds for the rest of a body whose request is already answered.
     stalled_s : float
-        Seconds in which a client has to read some of an answer.
+        Seconds within which a client must read at least one byte of an answer.
     min_read_bytes_per_s : float
-        Rate at which a client has to read, on average since the answer began.
+        Minimum average rate at which a client must read an answer.
     """
 
     max_connections: int = _MAX_CONNECTIONS
@@ -48,7 +48,7 @@ class ConnectionLimits:
 
 
 class Connections:
-    """Admits connections and closes those whose client keeps the server waiting. Used by the event loop alone.
+    """Admits connections, and closes those whose client keeps the server waiting. Only the event loop uses it.
 
     Parameters
     ----------
@@ -65,14 +65,14 @@ class Connections:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of answers that are not sent and of requests that are not read."""
+        """Bytes of unsent answers and unread pipelined requests."""
         return sum(connection.held_bytes for connection in self._holding)
 
     def admit(self, connection: HttpProtocol, everyone: Collection[HttpProtocol]) -> bool:
-        """Return whether there is room for a new connection, if need be by closing an idle one.
+        """Return whether there is room for a new connection; close an idle one if that makes room.
 
-        Connections that never had a request go first, then those kept alive, in both cases the one that has waited
-        for longest.
+        Connections without any request so far are closed before kept-alive ones, and among each the one that has
+        been idle for longest.
         """
         if len(everyone) <= self.limits.max_connections:  # the new one is among them
             return True
@@ -86,7 +86,7 @@ class Connections:
         return True
 
     def hold(self, connection: HttpProtocol) -> None:
-        """Count what a connection holds from now on; where all hold too much, abort the one that has stalled longest."""
+        """Start counting what a connection buffers; while all buffer too much, abort the one that stalled longest ago."""
         self._holding.add(connection)
         now = self.clock()
         while len(self._holding) > 1 and self.held_bytes > self.limits.max_held_bytes:
@@ -95,18 +95,18 @@ class Connections:
             min(self._holding, key=lambda other: other.stalled_since).abort()
 
     def release(self, connection: HttpProtocol) -> None:
-        """Count nothing of a connection any more."""
+        """Stop counting what a connection buffers."""
         self._holding.discard(connection)
 
     def sweep(self, everyone: Iterable[HttpProtocol]) -> None:
-        """Close each connection whose client is overdue; called about once per second."""
+        """Close each connection whose client has exceeded a limit; called about once per second."""
         now = self.clock()
         for connection in list(everyone):
             connection.end_overdue(now)
 
 
 def limits_of_process() -> ConnectionLimits:
-    """Return the limits for as many connections as this process has file descriptors for."""
+    """Return limits that fit the number of file descriptors that this process may open."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return ConnectionLimits()

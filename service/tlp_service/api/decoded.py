@@ -1,6 +1,6 @@
-"""How much memory a JSON body takes when it is decoded, estimated before that happens, and bounded.
+"""Estimates the memory of a decoded JSON body before it is decoded, and bounds it.
 
-Bytes of a body say little: ``[[[[1]]]]`` becomes 38 times as large, and one call of the decoder holds the interpreter.
+The size of a body says little: ``[[[[1]]]]`` takes 38 times as many bytes once decoded. A call of the decoder holds the GIL.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from traceback import clear_frames
 
 from tlp_service.errors import BodyTooLarge
 
-#: Bytes of CPython objects, as measured with 3.11: of a list with its first elements, of an object with its first keys,
-#: of the place of one more element with a number there, and of half a text, which has two quotes.
+#: Bytes of objects in CPython 3.11, measured: a list with its first elements, a dict with its first keys, one more
+#: element that is a number, and half a string (each string has two quotes).
 _LIST, _OBJECT, _ELEMENT, _QUOTE = 96, 192, 36, 34
-#: Bytes of a character of a text that is not ASCII, and of one that is.
+#: Bytes per character of a string that is not ASCII, and of one that is.
 _CHARACTER, _ASCII_CHARACTER = 4, 1
 
 
 def decoded_bytes(body: bytes) -> int:
-    """Return about how many bytes the objects take that a JSON body decodes to, at most."""
+    """Return an upper estimate of the bytes of the objects that a JSON body decodes to."""
     is_ascii = body.isascii() and b"\\" not in body
     return (
         _LIST * body.count(b"[")
@@ -33,9 +33,9 @@ def decoded_bytes(body: bytes) -> int:
 
 @contextmanager
 def let_go() -> Iterator[None]:
-    """Have an exception that leaves the block keep nothing of what the functions in it had read.
+    """Clear the frames of an exception that leaves the block, so that it keeps no decoded objects alive.
 
-    It waits for the event loop to answer it, and would keep it alive until then.
+    The exception lives until the event loop has answered it.
     """
     try:
         yield
@@ -44,19 +44,20 @@ def let_go() -> Iterator[None]:
         raise
 
 
-#: Bytes of a body that is decoded without waiting: an ordinary request waits for no large one.
+#: Bytes up to which a body is decoded without waiting, so that ordinary requests never wait for large ones.
 _SMALL_BODY = 1 << 20
 
 
 class DecodeMemory:
-    """Bounds what is decoded of large bodies at a time, in all threads. A thread that wants more waits until others are done.
+    """Bounds the memory of large bodies that are decoded at the same time, over all threads.
 
-    A thread may hold it while it computes and for nothing else, or others would wait for ever.
+    A thread that needs more waits until others have released enough. While it holds memory, a thread must only compute:
+    if it waited for another thread, both could wait for ever.
 
     Parameters
     ----------
     max_bytes : int
-        Bytes of decoded objects at a time, and so of one body.
+        Bytes of all decoded objects at a time, and thus also of one body.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -66,12 +67,12 @@ class DecodeMemory:
 
     @contextmanager
     def hold(self, body: bytes) -> Iterator[None]:
-        """Wait until there is room for what a JSON body decodes to, and hold it.
+        """Wait until there is room for the decoded body, and hold that room.
 
         Raises
         ------
         BodyTooLarge
-            If there never is.
+            If the decoded body is larger than `max_bytes`.
         """
         nbytes = decoded_bytes(body)
         self.check(nbytes)
@@ -80,12 +81,12 @@ class DecodeMemory:
 
     @contextmanager
     def hold_at_most(self, body: bytes) -> Iterator[None]:
-        """Wait for all room at most, for a body that is not decoded as a whole; `check` what its parts take."""
+        """Hold at most `max_bytes`, for a body that is decoded in parts; `check` their sum while decoding."""
         with self._wait(min(self.max_bytes, decoded_bytes(body)) if len(body) > _SMALL_BODY else 0):
             yield
 
     def check(self, nbytes: int) -> None:
-        """Raise `BodyTooLarge` where a body becomes more than may be decoded at a time."""
+        """Raise `BodyTooLarge` if the decoded size of a body exceeds `max_bytes`."""
         if nbytes > self.max_bytes:
             raise BodyTooLarge(
                 f"body: expected at most {self.max_bytes >> 20} MiB when decoded (TLP_MAX_DECODED_MIB), "

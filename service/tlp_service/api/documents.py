@@ -95,17 +95,17 @@ class KeptDocument(_Document):
 
 
 class ReadyDocument(_Document):
-    """What serves, and whether measurements can be kept."""
+    """The serving version, and whether measurements can be kept."""
 
     status: str = Field(description="'ready'.")
     model: str
     version: str
     provider: str
-    measurements: str = Field(description="'kept', or why none can be kept now.")
+    measurements: str = Field(description="'kept', or the reason why measurements cannot be kept now.")
 
 
 class KeepingDocument(_Document):
-    """That measurements can be kept."""
+    """The answer while measurements can be kept."""
 
     measurements: str = Field(description="'kept'.")
 
@@ -194,7 +194,7 @@ class ErrorDocument(_Document):
 
     error: str = Field(description="What is wrong, and where.")
     code: str = Field(
-        description="For programs, e.g. unknown_platform. Later releases may have others: decide by the status first."
+        description="For programs, e.g. unknown_platform. Later releases may add codes: decide by the status first."
     )
 
 
@@ -277,13 +277,13 @@ def _admin(answer: type[BaseModel], *statuses: int, body: type[BaseModel] | None
     return {"responses": responses, "openapi_extra": extra}
 
 
-#: status -> what its codes say, where there are several
+#: Status -> description of its codes, for statuses with several.
 _CODES = {
-    400: "`malformed`: not JSON, or cut. `content_type`, `unsupported`: of a type or encoding that this server does not read.",
-    404: "`unknown_version`, `unknown_platform`: this server does not have it. `http`: no such route.",
-    409: "`version_gone`: no longer loaded. `version_refused`: it may not serve.",
-    422: "`invalid`: wrong for every server; names the place. `unknown_format`: another wire format. `unknown_field`: a field that "
-    "this server does not know. `unsupported`: a value that this server does not know. Another release may take these three.",
+    400: "`malformed`: the body is not JSON, or incomplete. `content_type`, `unsupported`: this server does not read bodies of this type or encoding.",
+    404: "`unknown_version`, `unknown_platform`: this server does not have it. `http`: there is no such route.",
+    409: "`version_gone`: the version is no longer loaded. `version_refused`: the version must not serve.",
+    422: "`invalid`: the request is wrong for every server; the error names the place. `unknown_format`: the request has another wire format. `unknown_field`: it has a field that "
+    "this server does not know. `unsupported`: it has a value that this server does not know. Another release may accept the last three.",
 }
 
 
@@ -310,7 +310,7 @@ PREDICT: dict[str, Any] = {
             _header(
                 CACHED_HEADER,
                 "integer",
-                "Candidates that were not asked for again, for the metrics; counted up to the most that a request may hold.",
+                "Candidates that the client scored from its cache, for the metrics; counted up to TLP_MAX_CANDIDATES.",
             ),
         ],
     },

@@ -1,4 +1,4 @@
-"""What the head of a request says: the type of its body, who asks, and the query parameters."""
+"""Reads the head of a request: the type of its body, the client's name, and the query parameters."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None
     Raises
     ------
     UnknownField
-        If there is one that the body's type does not take: it would be passed over.
+        If there is a parameter that this type of body does not take.
     InvalidBody
-        If there is one twice.
+        If a parameter is given twice.
     InvalidRequest
-        If one is no name.
+        If a value is not a name.
     """
     found: dict[str, str | None] = {}
     for name, value in request.query_params.multi_items():

@@ -1,4 +1,4 @@
-"""What a request does whose version is not loaded here."""
+"""How a request waits for a version that this server has not loaded yet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from tlp_service.errors import DeadlinePassed, UnknownName, VersionGone
 
 T = TypeVar("T")
 
-#: Seconds that a request without a deadline waits for a version: the deadline of the client's default.
+#: Seconds that a request without a deadline waits for a version: the default deadline of the client.
 _WAIT_S = 10.0
 
 
 async def once_loaded(service: Service, caller: Caller, read: Callable[[], Awaitable[T]]) -> T:
-    """Return what `read` returns. If it misses a version that is on its way to this server, call it again when that has come.
+    """Return what `read` returns. If `read` needs a version that is about to be loaded, wait for it and call `read` again.
 
-    A search's round asks for the version of its first answer, and another server may have loaded that one sooner.
+    All requests of a search round ask for the version of the round's first answer. Another server may have loaded that
+    version earlier than this one.
 
     Parameters
     ----------
@@ -36,12 +37,12 @@ async def once_loaded(service: Service, caller: Caller, read: Callable[[], Await
     try:
         return await read()
     except (VersionGone, UnknownName) as missing:
-        if not await _comes(service, caller, missing):
+        if not await _is_loaded_in_time(service, caller, missing):
             raise
     return await read()
 
 
-async def _comes(service: Service, caller: Caller, missing: VersionGone | UnknownName) -> bool:
+async def _is_loaded_in_time(service: Service, caller: Caller, missing: VersionGone | UnknownName) -> bool:
     follower, version = service.engine.follower, missing.version
     if follower is None or version is None:
         return False

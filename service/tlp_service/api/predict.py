@@ -38,13 +38,13 @@ router = APIRouter()
 #: query parameters of a tuning log
 QUERY = ("platform", "version")
 
-#: scores that take less time to encode than to hand to a thread
+#: Scores up to which encoding takes less time than handing the work to a thread.
 _FEW_SCORES = 4096
 
 
-#: Bytes of a candidate that is prepared: what `base` reads of it, and its score.
+#: Bytes of a prepared candidate: the inputs of `base`, and its score.
 CANDIDATE_BYTES = 1100
-#: Bytes of the message about an invalid candidate or record, until it is in the answer.
+#: Bytes of the error message of an invalid candidate or record, until the answer is encoded.
 FAULT_BYTES = 512
 
 
@@ -60,9 +60,9 @@ async def predict(request: Request) -> Response:
     kind = content_type(request, (JSON, NDJSON))
     deadline_s = _deadline(request)
     caller = Caller(read_client(request), None if deadline_s is None else arrived + deadline_s)
-    most = service.settings.max_candidates
-    candidates = _count_in(request, CANDIDATES_HEADER, most)
-    cached = _count_in(request, CACHED_HEADER, most)
+    max_count = service.settings.max_candidates
+    candidates = _count_in(request, CANDIDATES_HEADER, max_count)
+    cached = _count_in(request, CACHED_HEADER, max_count)
     query = read_query(request, QUERY if kind == NDJSON else ())
     with service.bodies.reserve() as memory:
         body = await read_body(request, service.settings.max_body, memory, caller.left())
@@ -98,7 +98,7 @@ def _read_request(service: Service, memory: Reservation, body: bytes) -> Steps[P
         request = _decode_request(service, body)
     del body
     scorer = service.engine.versions.get(request.version)
-    # From here on until the request is answered. A version that is missing comes first: `once_loaded` reads once more then.
+    # Counted until the request is answered. Only after the version is known: `once_loaded` may call this twice.
     memory.need(CANDIDATE_BYTES * len(request.lengths) + request.indices.nbytes)
     _check_primitives(service, request)
     return (yield from scorer.prepare_in_steps(request))
@@ -133,7 +133,7 @@ async def _answer_log(
     memory.shrink(size)
     scores = np.full(len(lines.outcomes), np.nan)
     errors = {p: o.reason for p, o in enumerate(lines.outcomes) if isinstance(o, RefusedLine)}
-    # Prepared and scored group by group: neither the queue nor the memory ever holds a whole log.
+    # Prepared and scored group by group, so that neither the queue nor the memory holds a whole log.
     for group in groups_of(tasks):
         prepare = partial(_prepare_tasks, service, scorer, lines, group, platform, version)
         prepared = await caller.read_in_steps(service.engine, prepare, size, units=len(group))
@@ -150,7 +150,7 @@ async def _answer_log(
 
 
 async def _version(service: Service, version: str | None) -> Scorer:
-    """Return the version that scores all tasks of a log, whatever is swapped meanwhile."""
+    """Return the version that scores all tasks of a log, even if another begins to serve meanwhile."""
     return service.engine.versions.get(version)
 
 
@@ -162,7 +162,7 @@ def _prepare_tasks(
     platform: str | None,
     version: str | None,
 ) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
-    """Return of each task what is to be scored, or why it can't be."""
+    """Return the prepared candidates of each task, or the error that keeps them from being scored."""
     requests = []
     for task in group:
         request = yield from request_in_steps(lines, task, platform, version)
@@ -170,9 +170,9 @@ def _prepare_tasks(
         requests.append(request)
     prepared = yield from scorer.prepare_all_in_steps(requests)
     for one in prepared:
-        # That the target of a task does not decide the network, or contradicts the platform, says nothing about the other tasks.
+        # Only an unknown platform refuses all tasks. A target that contradicts the platform, or decides no network, refuses its task.
         if isinstance(one, ApiError) and one.code == "unknown_platform" and platform is not None:
-            raise one  # the platform of all lines
+            raise one
     return prepared
 
 
@@ -182,7 +182,7 @@ async def _score_tasks(
     memory: Reservation,
     tasks: list[Prepared | InvalidBody | UnknownName],
 ) -> list[Scored | InvalidBody | UnknownName]:
-    """Return the scores of tasks, or why they have none. The small ones are one job, the others a job each."""
+    """Return the scores of each task, or its error. All small tasks are one job; each of the others is a job of its own."""
     executor = service.engine.executor
     works = [task.candidates for task in tasks if isinstance(task, Prepared)]
     nbytes = sum(work.idle_bytes for work in works)
@@ -216,14 +216,14 @@ def _deadline(request: Request) -> float | None:
     return seconds
 
 
-def _count_in(request: Request, header: str, most: int) -> int:
-    """Return the count that a header states, or `most` where it states more: a client may have counted for long."""
+def _count_in(request: Request, header: str, max_count: int) -> int:
+    """Return the count in a header, but at most `max_count`: a client may report a long-running total."""
     text = request.headers.get(header, "0")
     if not (text.isascii() and text.isdecimal()):
         raise InvalidBody(f"header {header}: a count of candidates, not {text[:40]!r}")
     digits = text.lstrip("0")
-    # By its length first, for Python reads no integer of thousands of digits.
-    return most if len(digits) > len(str(most)) else min(int(digits or "0"), most)
+    # Compare the number of digits first: Python refuses to parse integers of thousands of digits.
+    return max_count if len(digits) > len(str(max_count)) else min(int(digits or "0"), max_count)
 
 
 def _check_primitives(service: Service, request: PredictRequest) -> None:
@@ -257,7 +257,7 @@ def _encoded(
     lines: list[int] | None = None,
     validity: list[float] | None = None,
 ) -> bytes:
-    """Return the answer's body; of a log with the line numbers."""
+    """Return the body of the answer; that for a log includes the line numbers."""
     manifest = scorer.manifest
     document: dict[str, Any] = {
         "format": FORMAT,

@@ -1,8 +1,8 @@
-"""uvicorn's HTTP protocol with bounds: one request of a connection at a time, and an end to every wait.
+"""uvicorn's HTTP protocol with two bounds: one request per connection at a time, and a time limit on every wait.
 
-uvicorn makes a request of whatever its parser finds, and resumes reading after each answer. A client that pipelines and does
-not read would thus fill the memory. Here the parser is fed so that it comes to one request at a time, and what follows is
-held back, with the socket paused, until the answer is written.
+uvicorn starts each request that its parser finds, and resumes reading after each answer. A client that pipelines
+requests and does not read the answers could fill the memory. This class feeds the parser one request at a time. It
+pauses the socket and holds the bytes of the next request back until the answer is written.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tlp_service.api.connections import ConnectionLimits, Connections
 
-#: Bytes of one request before its body, or after it. Headers are held in memory, and a parser that waits for their end is
-#: fed again and again.
-_LONGEST_HEAD = 64 << 10
-#: The parser gets a body of unknown length in slices of at least so many bytes that end where the body may end.
-#: A slice can hold the end of the body and a few small requests behind it.
+#: Bytes of one request before its body, or after it. Headers stay in memory until they are complete.
+_MAX_HEAD_BYTES = 64 << 10
+#: Minimum size of the slices in which the parser gets a body of unknown length. A slice ends where the body may end,
+#: so it can contain the end of the body and a few small requests after it.
 _CHUNKED_SLICE = 512
 _END_OF_HEAD = b"\r\n\r\n"
 
@@ -37,7 +36,7 @@ class _Phase(Enum):
 
 
 class _Flow(FlowControl):
-    """uvicorn's flow control, which reads nothing more while pipelined bytes are held back."""
+    """uvicorn's flow control, which does not resume reading while pipelined bytes are held back."""
 
     is_holding = False
 
@@ -47,29 +46,29 @@ class _Flow(FlowControl):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; answers 400, 408, 431 and 503 as every other error is answered: ``{"error": …, "code": …}``."""
+    """One connection. Its own errors (400, 408, 431, 503) have the same form as all others: ``{"error": …, "code": …}``."""
 
     #: Shared by all connections of a server, see `protocol_of`.
     shared = Connections(ConnectionLimits())
 
     _flow: _Flow
-    _head_bytes = 0  # of the head, or of what follows the last chunk of a body
-    _body_left: int | None = 0  # bytes of the body that are still to come; None where only its end will tell
-    _is_between = True  # no request has begun of which a part is missing
-    _held = b""  # bytes behind a request that is not answered
+    _head_bytes = 0  # of the current head, or of the trailers of a body
+    _body_left: int | None = 0  # bytes of the body that have not arrived; None if its length is unknown
+    _is_between = True  # whether no request is partly received
+    _held = b""  # received bytes that follow an unanswered request
     _phase = _Phase.SILENT
-    _unsent = 0  # bytes of answers at the last look
-    _unsent_since: float | None = None  # when the client began to keep answers waiting
-    _max_unsent = 0  # bytes of answers that the client has been given since then
+    _unsent = 0  # bytes of unsent answers when last checked
+    _unsent_since: float | None = None  # since when answers wait for the client to read
+    _max_unsent = 0  # maximum of `_unsent` since then
 
-    #: When the connection began to wait for its client.
+    #: When the current phase began.
     since = 0.0
-    #: When the client last read something of an answer, or when its pipelined requests began to wait.
+    #: When the client last read part of an answer, or when its pipelined requests began to wait.
     stalled_since = 0.0
     has_had_request = False
 
     def connection_made(self, transport: object) -> None:
-        """Take the connection, unless there are too many."""
+        """Accept the connection, unless too many are open."""
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn's own override of asyncio's type
         self.flow = self._flow = _Flow(self.transport)
         self._wait_for(_Phase.SILENT)
@@ -77,20 +76,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(503, "Service Unavailable", "too many open connections; try again", "not_ready")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything."""
+        """Release everything that the connection holds."""
         self._held = b""
         self.shared.release(self)
-        # The answers that were not begun are for nobody. They end like the one that was.
+        # Nobody waits for the answers of pipelined requests any more: end them like the current one.
         for cycle, _ in self.pipeline:
             cycle.disconnected = True
             cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
 
-    # What comes
+    # Receiving
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser up to the end of a request, and hold back what is behind it."""
+        """Feed the parser up to the end of a request, and hold back the bytes after it."""
         if self.transport.is_closing():
             return
         if self._held:
@@ -111,20 +110,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_bytes += end - at
             super().data_received(view[at:end])  # type: ignore[arg-type]  # the parser takes any buffer
             at = end
-            # The parser may have come to a part of the body meanwhile, or to the end of the request.
-            if self._head_bytes > _LONGEST_HEAD and not self.transport.is_closing():
-                message = f"headers: more than {_LONGEST_HEAD} bytes"
+            # The callbacks of the parser reset the count when they reach a body or the end of a request.
+            if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+                message = f"headers: expected at most {_MAX_HEAD_BYTES} bytes"
                 self._refuse(431, "Request Header Fields Too Large", message)
 
     @property
     def _must_wait(self) -> bool:
-        """Whether what comes next is another request, and the client has not got the answers before it."""
+        """Whether the next bytes begin a new request while earlier answers are not fully sent."""
         if not self._is_between or self.cycle is None:
             return False
         return not self.cycle.response_complete or bool(self.pipeline) or self.flow.write_paused
 
     def _end_of_slice(self, data: bytes, at: int) -> int:
-        """Return where to stop feeding, so that the parser gets to the end of one request."""
+        """Return up to which position to feed the parser, so that it reaches the end of one request only."""
         if not self._is_between and self._phase in (_Phase.BODY, _Phase.DRAIN):
             if self._body_left is not None:
                 return min(len(data), at + self._body_left)
@@ -141,7 +140,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.shared.hold(self)
 
     def _go_on(self) -> None:
-        """Read what was held back, as far as it may be read by now."""
+        """Feed the bytes that were held back, if they no longer have to wait."""
         if not self._held or self._must_wait or self.transport.is_closing():
             return
         held, self._held = self._held, b""
@@ -153,12 +152,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._flow.resume_reading()
 
     def on_message_begin(self) -> None:
-        """Note that the parser has begun with a request."""
+        """Note that a request has begun."""
         self._is_between = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Count anew; a body follows, or nothing."""
+        """Reset the count of head bytes, and note how long the body is."""
         self._head_bytes = 0
         self.has_had_request = True
         lengths = [value for name, value in self.headers if name == b"content-length"]
@@ -168,33 +167,34 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count anew; more of the body follows, or trailers."""
+        """Reset the count of head bytes, since more of the body or trailers may follow."""
         self._head_bytes = 0
         if self._body_left is not None:
             self._body_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Count anew; the next request of this connection follows."""
+        """Reset the count of head bytes for the next request, and note that this one is complete."""
         self._head_bytes = 0
         self._is_between = True
         self._wait_for(_Phase.KEPT_ALIVE if self.cycle.response_complete else _Phase.ANSWER)
         super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Go on with HTTP/1.1, as a server may that is offered another protocol; many clients offer HTTP/2.
+        """Ignore an offered upgrade and go on with HTTP/1.1; many clients offer HTTP/2.
 
-        The parser takes the body of such a request for bytes of the other protocol. It is not read, and the connection ends.
+        The parser takes the body of such a request for bytes of the other protocol. So the body is not read, and the
+        connection ends after the answer.
         """
         if self._body_left != 0:
             self.cycle.keep_alive = False
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    # What goes
+    # Sending
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the rest of this one."""
+        """Begin to wait for the next request, or for the rest of the current one."""
         had_others = bool(self.pipeline)
         super().on_response_complete()
         if not had_others:
@@ -204,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._go_on()
 
     def pause_writing(self) -> None:
-        """Count what the client leaves unread."""
+        """Start counting the bytes that the client does not read."""
         super().pause_writing()
         self.note_progress(self.shared.clock())
         self.shared.hold(self)
@@ -216,7 +216,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.shared.release(self)
         self._go_on()
 
-    # How long it takes
+    # Time limits
 
     def _wait_for(self, phase: _Phase) -> None:
         self._phase = phase
@@ -229,16 +229,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request of which a head has come."""
+        """Whether the connection has neither a complete request head nor unsent bytes."""
         return self._phase in (_Phase.SILENT, _Phase.HEAD, _Phase.KEPT_ALIVE) and not self._unsent
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of answers that are not sent and of requests that are not read."""
+        """Bytes of unsent answers and unread pipelined requests."""
         return len(self._held) + self.transport.get_write_buffer_size()
 
     def note_progress(self, now: float) -> None:
-        """Look at how much of its answers the client has left unread."""
+        """Note how many bytes of answers are unsent, and whether the client has read any since the last call."""
         unsent = self.transport.get_write_buffer_size()
         if not unsent:
             self._unsent_since = None
@@ -251,7 +251,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unsent = unsent
 
     def end_overdue(self, now: float) -> None:
-        """Close the connection if its client has kept it waiting for too long."""
+        """Close the connection if its client has exceeded a time limit."""
         limits = self.shared.limits
         self.note_progress(now)
         if self._unsent_since is not None:
@@ -263,7 +263,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         waited = now - self.since
         if self._phase is _Phase.HEAD and waited >= limits.head_s:
-            self._refuse(408, "Request Timeout", f"headers: not whole after {limits.head_s:g} s")
+            self._refuse(408, "Request Timeout", f"headers: expected all of them within {limits.head_s:g} s")
         elif (
             (self._phase is _Phase.SILENT and waited >= limits.head_s)
             or (self._phase is _Phase.DRAIN and waited >= limits.drain_s)
@@ -272,7 +272,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Drop the connection and what it holds."""
+        """Drop the connection and the bytes that it holds."""
         self._held = b""
         self.shared.release(self)
         self.transport.abort()
@@ -280,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
     # Errors
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer bytes that are not HTTP."""
         self._refuse(400, "Bad Request", msg)
 
     def _refuse(self, status: int, reason: str, message: str, code: str = "malformed") -> None:
@@ -294,5 +294,5 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def protocol_of(connections: Connections) -> type[HttpProtocol]:
-    """Return the protocol for a server whose connections are bounded together by `connections`."""
+    """Return the protocol class of a server, whose connections share the bounds of `connections`."""
     return type("HttpProtocol", (HttpProtocol,), {"shared": connections})

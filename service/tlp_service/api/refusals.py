@@ -1,4 +1,4 @@
-"""The log of who was refused for want of a key."""
+"""Logs requests that were refused because their key is missing or wrong."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tlp_service.api.head import read_client
 
 log = logging.getLogger(__name__)
 
-#: Refusals that are logged at once, and seconds until one more is: a flood of them must not fill the disk.
+#: Token bucket of log lines: its capacity, and seconds per new token. A flood of refusals must not fill the disk.
 _BURST, _REFILL_S = 20, 10.0
 
 
 class RefusalLog:
-    """Logs refused requests, with a bound on how many lines that makes.
+    """Logs refused requests at a bounded rate.
 
     Parameters
     ----------
     clock : callable
-        Seconds on a monotonic clock.
+        Returns seconds on a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class RefusalLog:
         self._unlogged = 0
 
     def note(self, request: Request, status: int, reason: str) -> None:
-        """Log a refusal: route, address, the name that the client states, and why; never what it sent as its key."""
+        """Log a refusal: route, address, the name that the client states, and the reason; never the key that it sent."""
         now = self._clock()
         self._room = min(_BURST, self._room + (now - self._refilled_s) / _REFILL_S)
         self._refilled_s = now
@@ -55,4 +55,4 @@ def _stated_name(request: Request) -> str | None:
     try:
         return read_client(request)
     except InvalidRequest:
-        return None  # what is no name may be anything, also a line of a log
+        return None  # an invalid name could forge a line of the log

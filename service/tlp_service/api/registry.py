@@ -121,10 +121,10 @@ def _authorized(request: Request) -> Service:
         service.refusals.note(request, NotAllowed.status, "this server has no TLP_ADMIN_KEY")
         raise NotAllowed("this server has no TLP_ADMIN_KEY, so its registry is closed over HTTP")
     expected = f"Bearer {key.get_secret_value()}".encode()
-    # The bytes as they came, which Starlette decodes as Latin-1; and compared in a time that does not tell how much is right.
+    # Starlette decodes headers as Latin-1, so this restores the bytes. They are compared in constant time.
     sent = request.headers.get("authorization", "").encode("latin-1")
     if not hmac.compare_digest(sent, expected):
-        service.refusals.note(request, NotAuthorized.status, "another key" if sent else "no key")
+        service.refusals.note(request, NotAuthorized.status, "wrong key" if sent else "no key")
         raise NotAuthorized("header Authorization: 'Bearer <TLP_ADMIN_KEY>'")
     return service
 

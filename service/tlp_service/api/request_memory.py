@@ -1,4 +1,4 @@
-"""The memory that requests take together, and what each of them takes of it."""
+"""Admission control by memory: how much all requests may take, and how much each one takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from threading import Lock
 from tlp_service.api.decoded import DecodeMemory
 from tlp_service.errors import QueueFull
 
-#: Bytes of a request for which large ones leave room; those of a search take less.
+#: Bytes up to which a request counts as small. Requests of a search are smaller. A share of the memory is kept for them.
 _SMALL_REQUEST = 4 << 20
 
 
 class BodyMemory:
-    """Counts the memory of requests: of bodies from when they arrive, and of what is made of them until it is answered.
-
-    Threads may share it.
+    """Counts the memory of all requests, from the first byte of the body until the answer. Thread-safe.
 
     Parameters
     ----------
@@ -24,7 +22,7 @@ class BodyMemory:
         Bytes that all together may take. A quarter is for small requests, so that large ones leave room for them.
         A large request may take more while there is no other large one. Small ones have their quarter even then.
     decoding : DecodeMemory
-        What bounds the memory of decoded bodies, which is counted apart.
+        Bounds the memory of decoded bodies, which is counted separately.
     """
 
     def __init__(self, max_bytes: int, decoding: DecodeMemory) -> None:
@@ -42,7 +40,7 @@ class BodyMemory:
 
     @contextmanager
     def reserve(self) -> Iterator[Reservation]:
-        """Return the count of one request, which is released at the end if not before."""
+        """Lend the reservation of one request, which ends with the context."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -77,12 +75,12 @@ class BodyMemory:
 
 
 class Reservation:
-    """The memory of one request. The event loop and the thread that reads the request share it.
+    """The memory of one request. Thread-safe: the event loop and the thread that reads the request share it.
 
     Parameters
     ----------
     memory : BodyMemory
-        What it is a part of.
+        The memory of all requests.
     """
 
     def __init__(self, memory: BodyMemory) -> None:
@@ -97,14 +95,14 @@ class Reservation:
         return self._memory.decoding
 
     def grow(self, more: int) -> bool:
-        """Count more bytes; return whether there is room for them, which there never is once the request has ended."""
+        """Add bytes and return True if there is room for them; after `end` there is none."""
         with self._lock:
             has_room = not self._has_ended and self._memory.change(more, self._bytes)
             self._bytes += more if has_room else 0
         return has_room
 
     def need(self, more: int) -> None:
-        """Count more bytes.
+        """Add bytes.
 
         Raises
         ------
@@ -115,18 +113,18 @@ class Reservation:
             raise QueueFull("other requests leave no memory for this one", retry_after=1)
 
     def shrink(self, less: int) -> None:
-        """Count so many bytes less."""
+        """Subtract bytes."""
         with self._lock:
-            less = min(less, self._bytes)  # of a request that has ended, nothing is left
+            less = min(less, self._bytes)  # after `end` nothing is left to subtract
             self._memory.change(-less, self._bytes)
             self._bytes -= less
 
     def release(self) -> None:
-        """Count none of them any more."""
+        """Subtract all bytes."""
         self.shrink(self._bytes)
 
     def end(self) -> None:
-        """Count nothing any more: a thread may go on with a request whose client has left, until its slice is done."""
+        """Release all bytes and refuse further ones: a thread may still work on the request after its client has left."""
         with self._lock:
             self._has_ended = True
         self.release()

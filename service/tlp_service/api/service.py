@@ -24,30 +24,30 @@ from tlp_service.versions.registry import Registry
 
 T = TypeVar("T")
 
-#: Bytes of a body that takes less time to decode than to hand to a thread. So small requests never wait for large ones.
+#: Bytes up to which decoding a body takes less time than handing it to a thread. So small requests never wait for large ones.
 _SMALL = 16 << 10
-#: Units of work (see `tlp_service.scheduling.steps`) that are done at once where a body is small, and those of a slice: some 5 ms each.
+#: Units of work (see `tlp_service.scheduling.steps`), about 5 ms: for a small body on the event loop, and per slice in a thread.
 _INLINE = _SLICE = 1 << 18
-#: Units that reading a body takes for each of its bytes, where it is a search's call. They are paid and done in the first slice, so bodies of
-#: ordinary requests are read one after the other, and the queue knows how long those that wait will take.
+#: Units of work per byte of an ordinary body. The first slice has room for all of them, so ordinary bodies are read
+#: without interruption, and the queue can estimate how long the waiting ones will take.
 UNITS_PER_BYTE = 8
-#: Bytes of a body that takes longer to read than a search's call of 2,048 candidates by far.
+#: Bytes above which a body counts as large: reading it takes far longer than a search's call of 2,048 candidates.
 _LARGE = 1 << 20
-#: Units of the longest first slice, some 160 ms: those of the largest ordinary body.
+#: Upper bound on the units of the first slice, about 160 ms: those of the largest body that does not count as large.
 _MAX_FIRST_SLICE = UNITS_PER_BYTE * _LARGE
 
 
 class Reading(Work[Any]):
-    """The reading of a body, or what comes of it, as work for an `Executor` with one thread.
+    """Reading a body, or computing from what was read, as work for an `Executor` with one thread.
 
     Parameters
     ----------
     read : callable
-        Reads it, and returns what it says: all at once, or in `Steps`, between which others get their turn.
+        Returns the result, or `Steps` that compute it; other requests get their turn between two slices of steps.
     size : int
-        Units of work that are known from the beginning, see `tlp_service.scheduling.steps`: the bytes of the body.
+        Units of work that are known before the start (see `tlp_service.scheduling.steps`), such as the bytes of the body.
     expected : int, optional
-        Units that the first slice takes.
+        Units that the first slice may take.
     """
 
     def __init__(self, read: Callable[[], Any], size: int, expected: int = 0) -> None:
@@ -55,29 +55,29 @@ class Reading(Work[Any]):
         self._expected = expected
         self._read: Callable[[], Any] | None = read
         self._steps: Steps[Any] | None = None
-        self._next = size  # units of the step that comes next
+        self._next = size  # units of the next step
         self._said: Any = None
 
     @property
     def size(self) -> int:
-        """Units of what comes next."""
+        """Units of work of the next slice."""
         return max(self._next, self._expected)
 
     @property
     def nbytes(self) -> int:
-        """0, for `BodyMemory` counts them since they began to arrive."""
+        """0, since `BodyMemory` counts the bytes of bodies."""
         return 0
 
     def run(self, first: int, count: int) -> None:
-        """Read on for a slice."""
+        """Do the next slice."""
         budget, self._expected = max(_SLICE, self._expected), 0
         self.advance(budget)
 
     def advance(self, budget: int) -> bool:
-        """Read on for at most so many units, or one step; return whether it is read. What was read is let go of."""
+        """Do at most `budget` units of work, but at least one step; return whether all work is done."""
         if self._steps is None:
             read, self._read = self._read, None
-            assert read is not None, "it ends once"
+            assert read is not None, "it is not called again after it has returned True"
             said = read()
             if not isinstance(said, Generator):
                 self._said = said
@@ -88,7 +88,7 @@ class Reading(Work[Any]):
         return not self._next
 
     def result(self) -> Any:
-        """Return what it says."""
+        """Return the result, once."""
         said, self._said = self._said, None
         return said
 
@@ -114,7 +114,7 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is read or scored, or waits for that."""
+        """Whether any request is being read or scored, or waits for that."""
         executors = (self.readers, self.heavy_readers, self.measurement_readers, self.executor)
         return any(executor.is_busy for executor in executors)
 
@@ -194,7 +194,8 @@ class Caller:
             # Nobody waits any more, for whatever reason, nor looks at what may still come.
             executor.withdraw(job)
             result.cancel()
-            # An exception knows this frame, and these know the exception: what was read would stay until the next full collection.
+            # An exception refers to this frame, and these variables refer to the exception: break the cycle, which would
+            # keep what was read until the next full garbage collection.
             del work, job, result
 
     async def read_in_steps(
@@ -205,7 +206,7 @@ class Caller:
         units: int | None = None,
         is_measured: bool = False,
     ) -> T:
-        """Return what `read` makes of a body of `size` bytes in steps; large ones, and small ones with much work, wait for their turn.
+        """Return what the steps of `read` make of a body of `size` bytes; all but small bodies with little work are queued.
 
         Parameters
         ----------

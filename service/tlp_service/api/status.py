@@ -18,9 +18,9 @@ router = APIRouter()
 
 T = TypeVar("T")
 
-#: What the health checks say of measurements where they can be kept.
+#: What the health checks report while measurements can be kept.
 KEPT = "kept"
-#: Seconds that a readiness check waits for the stream. Balancers give one second, and the answer does not depend on it.
+#: Seconds that a readiness check waits for the stream. Load balancers often wait only one second for the answer.
 _READY_WAIT_S = 0.25
 
 
@@ -64,9 +64,9 @@ async def live() -> dict[str, str]:
 
 @router.get("/health/ready", **documents.READY)
 async def ready(request: Request) -> dict[str, str]:
-    """Answer 200 when a version is loaded and scores can be had, else 503. The body tells whether measurements can be kept, too.
+    """Answer 200 if the server can score, else 503. The body also reports whether measurements can be kept.
 
-    A balancer asks this: a server that can score is of use even while no measurement can be kept.
+    This is the check for load balancers: a server that can score is useful even while measurements cannot be kept.
     """
     service: Service = request.app.state.service
     if service.engine.executor.is_draining:
@@ -83,7 +83,7 @@ async def ready(request: Request) -> dict[str, str]:
 
 @router.get("/health/measurements", **documents.KEPT)
 async def can_keep(request: Request) -> dict[str, str]:
-    """Answer 200 when measurements can be kept, else 503 with the reason. A write is tried to find out, at most once a second."""
+    """Answer 200 if a measurement can be written, else 503 with the reason. The server tries a write at most once per second."""
     service: Service = request.app.state.service
     reason = await service.stream.probe.reason()
     if reason is not None:
@@ -98,16 +98,16 @@ async def metrics(request: Request) -> Response:
     service.metrics.waiting.set(service.engine.executor.waiting)
     service.metrics.clients.set(service.engine.executor.clients)
     service.metrics.rate.set(service.engine.executor.rate)
-    reason, length, told = await asyncio.gather(
+    reason, length, quality = await asyncio.gather(
         service.stream.probe.reason(),
         service.stream.length(),
         service.stream.quality(),
         return_exceptions=True,
     )
-    # A scrape tells of a lost stream, it does not fail.
+    # A scrape reports a lost stream; it does not fail.
     service.metrics.writable.set(1 if reason is None else 0)
     service.metrics.stream_length.set(_unless_lost(length, float("nan")))
-    service.metrics.quality.tell(_unless_lost(told, None))
+    service.metrics.quality.tell(_unless_lost(quality, None))
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

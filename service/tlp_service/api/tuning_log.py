@@ -20,11 +20,11 @@ from tlp_service.api.request_memory import Reservation
 from tlp_service.errors import BodyTooLarge, InvalidBody
 from tlp_service.scheduling.steps import Steps, finished
 
-#: Memory for the tasks and primitives that the reader of a log remembers.
+#: Bytes of the tasks and primitives that the reader of a log remembers.
 _REMEMBERED_BYTES = 8 << 20
-#: Bytes of a record beside its task and primitives, or of a line that was refused.
+#: Bytes of a record without its task and primitives, or of a refused line.
 RECORD_BYTES = 700
-#: Bytes of a log's records that are counted at a time.
+#: Bytes of a log's records after which the count of the request's memory is updated.
 _COUNTED_BYTES = 256 << 10
 
 
@@ -57,7 +57,7 @@ _STEP_LINES, _STEP_BYTES = 256, 16 << 10
 _LINE_COST, _MADE_COST = 300, 1
 #: Candidates that are indexed in one step, and units of work of each of their primitives.
 _STEP_CANDIDATES, _INDEX_COST = 512, 15
-#: Tasks and candidates of one log that are prepared and wait to be scored at a time.
+#: Upper bounds on the tasks and candidates of one log that are prepared at a time.
 _GROUP_TASKS, _GROUP_CANDIDATES = 64, 2048
 
 
@@ -142,7 +142,7 @@ def _short_of(rest: io.BytesIO) -> Iterator[bytes]:
 
 
 def tasks_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[tuple[LogLines, list[LogTask]]]:
-    """Read a log, in steps that each take a bounded time, and return its lines and its tasks."""
+    """Read a log in steps of bounded time, and return its lines and its tasks."""
     with let_go():
         lines = yield from log_in_steps(body, limit, memory)
     by_task: dict[Task, list[int]] = {}
@@ -154,7 +154,7 @@ def tasks_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[tuple[
 
 
 def groups_of(tasks: Sequence[LogTask]) -> Iterator[list[LogTask]]:
-    """Yield the tasks of a log in groups, so that what is prepared at a time is bounded; a large task is a group of its own."""
+    """Yield the tasks of a log in groups of bounded size; a task that exceeds the bound is a group of its own."""
     group: list[LogTask] = []
     candidates = 0
     for task, positions in tasks:
@@ -171,7 +171,7 @@ def groups_of(tasks: Sequence[LogTask]) -> Iterator[list[LogTask]]:
 def request_in_steps(
     lines: LogLines, task: LogTask, platform: str | None, version: str | None
 ) -> Steps[PredictRequest]:
-    """Make the predict request of a task of a log, in steps that each take a bounded time."""
+    """Make the predict request of a task of a log, in steps of bounded time."""
     known: dict[Primitive, int] = {}
     indices: list[int] = []
     lengths: list[int] = []

@@ -151,7 +151,7 @@ def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evalua
     costs = np.array([np.median(costs) for costs in candidates.costs.values()])
     counts = is_plausible(candidates.task.workload, costs)
     if outliers := int(np.count_nonzero(~counts)):
-        found.left_out["candidates of a cost that cannot be a run time"] += outliers
+        found.left_out["candidates whose cost cannot be a run time"] += outliers
     return scored.scores[is_scored & counts], costs[is_scored & counts]
 
 

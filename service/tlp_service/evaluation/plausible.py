@@ -1,7 +1,7 @@
-"""Which measured costs count: one fabricated cost must not become the best of its task, against which all others are held.
+"""Rejects costs that cannot be run times, so that a fabricated cost does not become the best of its task.
 
-A worker that is broken, or lies, sends a cost of 1 ns for a program of 1 ms. Were it taken for the best cost of the task, every label of that
-task would be a millionth, and every choice of a search a regret of a million.
+Labels and regrets are relative to the best cost of a task. If a broken or dishonest worker reports 1 ns for a program of 1 ms,
+all labels of the task become a millionth, and the regret of each search round becomes a million.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import numpy.typing as npt
 
 from tlp_client.bounded import bounded_function
 
-#: Seconds. No program is launched and returns in less; the shortest of 1.6 million public records takes 540 ns.
+#: Shortest possible run time in seconds; launching a program takes longer. The shortest of 1.6 million public records is 540 ns.
 MIN_PLAUSIBLE_S = 1e-8
-#: Elements per second that no device writes: about 20 times the bandwidth of the fastest memory of today's GPUs, at one byte per element.
+#: Elements per second that no device can write: about 20 times the memory bandwidth of the fastest GPU, at one byte per element.
 _MAX_ELEMENTS_PER_S = 1e14
-#: Elements of an output that are counted; more are no tensor, and Python's integers have no end.
+#: Upper bound on the elements of an output, since Python's integers have none.
 _MAX_ELEMENTS = 10**18
-#: A cost is implausible if the lower quartile of its task is more than this factor above it. In 3,388 tasks of the public logs, whole or in
-#: windows of 8 to 64 records of a search, the best cost is at most 50 times below the quartile.
+#: A cost is implausible if it is more than this factor below the lower quartile of its task. In 3,388 tasks of the public logs,
+#: and in windows of 8 to 64 records of each, the best cost is at most a factor of 50 below the quartile.
 _MAX_RATIO = 100.0
-#: Bytes of the shortest times that are remembered, with their workload keys, each of which may have 64 KiB.
+#: Bytes of the results of `min_cost_s` that are remembered, with their workload keys of up to 64 KiB each.
 _REMEMBERED_BYTES = 4 << 20
 
 
 def is_plausible(workload: str, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Return which costs of a task can be run times, shape (candidates,).
 
-    A cost counts if it is physically possible (see `min_cost_s`) and not a hundred times below the lower quartile of its task. With fewer than
-    five costs the quartile is the smallest cost itself, so only what is impossible is left out.
+    A cost can be one if it is physically possible (see `min_cost_s`) and at most a factor of 100 below the lower quartile of its
+    task. With fewer than five costs the quartile is the smallest cost, so only impossible costs are rejected.
 
     Parameters
     ----------
@@ -51,10 +51,10 @@ def is_plausible(workload: str, costs: npt.NDArray[np.float64]) -> npt.NDArray[n
 
 @bounded_function(_REMEMBERED_BYTES)
 def min_cost_s(workload: str) -> float:
-    """Return the least time in seconds that a task can take.
+    """Return a lower bound on the run time of a task in seconds.
 
-    Where the workload key states shapes (``["hash", [shape], …]``, ``ComputeDAG.workload_key`` of TVM 0.19), the last is that of the output, each
-    element of which has to be written.
+    If the workload key contains shapes (``["hash", [shape], …]``, ``ComputeDAG.workload_key`` of TVM 0.19), the last one is the
+    shape of the output, and each of its elements has to be written.
     """
     try:
         key = json.loads(workload)

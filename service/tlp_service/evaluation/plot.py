@@ -19,9 +19,9 @@ from tlp_service.scratch import use_scratch_folder
 
 @contextmanager
 def _own_fonts_only() -> Iterator[None]:
-    """Let fontconfig, which matplotlib asks when it is imported, list no fonts and so write no cache of them.
+    """Keep fontconfig from writing a cache of fonts when the import of matplotlib calls it.
 
-    The plot is drawn in the font that matplotlib brings.
+    Plots use the font that is part of matplotlib.
     """
     before = os.environ.get("FONTCONFIG_FILE")
     with tempfile.NamedTemporaryFile("w", prefix="tlp-fonts-", suffix=".conf") as file:
@@ -36,7 +36,7 @@ def _own_fonts_only() -> Iterator[None]:
                 os.environ["FONTCONFIG_FILE"] = before
 
 
-# For the settings and the list of fonts that matplotlib keeps in the home folder.
+# matplotlib would keep its settings and list of fonts in the home folder.
 use_scratch_folder("MPLCONFIGDIR")
 with _own_fonts_only():
     from matplotlib.figure import Figure

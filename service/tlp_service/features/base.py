@@ -43,17 +43,17 @@ NEST_WIDTH = SUMS + 2 * LOOPS + CONSTANTS + reuse.WIDTH
 #: Logarithms are divided by it.
 _SCALE = 8.0
 
-#: Places, of candidates times their primitives, that are laid out at a time; one step of the computation.
+#: Places (candidates times primitives) per step.
 _BLOCK_PLACES = 1 << 16
-#: Distinct primitives of one step.
+#: Distinct primitives per step.
 _STEP_PRIMITIVES = 1024
-#: Numbers that are gathered at a time, of candidates times the sizes of their skeleton.
+#: Maximum numbers that are gathered at a time: candidates times the sizes of their skeleton.
 _GATHERED = 1 << 20
-#: Units of work, see `tlp_service.scheduling.steps`: of a block, of a distinct primitive, of a candidate, of a place, of a skeleton that is replayed
-#: and of each of its primitives. As measured.
+#: Measured units of work (see `tlp_service.scheduling.steps`) per block, distinct primitive, candidate, place, replayed skeleton, and
+#: primitive of a replayed skeleton.
 _BLOCK_COST, _PRIMITIVE_COST, _CANDIDATE_COST, _PLACE_COST = 32_000, 150, 200, 10
 _SKELETON_COST, _REPLAY_COST = 6_000, 600
-#: Places that a candidate counts for at least: what is laid out for it whatever its length takes some 8 kB.
+#: Minimum places of a candidate, since even the shortest one takes about 8 kB of memory.
 _MIN_PLACES = 16
 #: Of half precision, with a margin.
 _LARGEST = 6e4
@@ -73,7 +73,7 @@ def nests(
     indices : ndarray of int, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
     lengths : ndarray of int, shape (candidates,)
-        Primitives of each, `tlp_client.primitives.MAX_STEPS` at most.
+        Number of primitives of each candidate, at most `tlp_client.primitives.MAX_STEPS`.
     """
     return finished(nests_in_steps(primitives, indices, lengths))
 
@@ -81,7 +81,7 @@ def nests(
 def nests_in_steps(
     primitives: Sequence[Primitive], indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Steps[npt.NDArray[np.float16]]:
-    """Compute what `nests` returns, in steps that each take a bounded time."""
+    """Compute what `nests` returns, in steps of bounded time."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float16)
     tables = yield from _tables(primitives)
     starts = np.cumsum(lengths) - lengths
@@ -137,7 +137,7 @@ def _block(
 
 
 def _skeleton(tables: _Tables, rows: npt.NDArray[np.int32]) -> Steps[Skeleton]:
-    """Return the skeleton of a candidate of these rows; one that is not kept is a step of its own."""
+    """Return the skeleton of a candidate with these rows; replaying an unknown one is a step of its own."""
     primitives = [tables.skeletons[n] for n in tables.skeleton_of[rows].tolist()]
     key = digest_of(text for _, text in primitives)
     found = SKELETONS.find(key)
@@ -148,7 +148,7 @@ def _skeleton(tables: _Tables, rows: npt.NDArray[np.int32]) -> Steps[Skeleton]:
 
 
 def _cuts(members: int, sizes: int) -> range:
-    """Return where to cut the members of a skeleton of so many sizes, so that little memory is needed at a time."""
+    """Return where to divide the candidates of a skeleton, so that each part gathers at most `_GATHERED` numbers."""
     some = max(1, _GATHERED // sizes)
     return range(some, members, some)
 

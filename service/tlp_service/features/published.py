@@ -18,7 +18,7 @@ from tlp_client.primitives import Primitive
 from tlp_client.tasks import PlatformKind
 from tlp_service.scheduling.steps import Steps, finished
 
-#: Primitives whose rows are made in one step, and units of work of each.
+#: Primitives per step, and units of work per primitive.
 _STEP_PRIMITIVES, _PRIMITIVE_COST = 1024, 150
 
 _SCOPES = {"local": 1, "shared": 2, "global": 3}
@@ -90,7 +90,7 @@ class PublishedFeatures:
     def rows_in_steps(
         self, primitives: Sequence[Primitive]
     ) -> Steps[tuple[npt.NDArray[np.float32], dict[int, InvalidPrimitive]]]:
-        """Compute what `rows` returns, in steps that each take a bounded time."""
+        """Compute what `rows` returns, in steps of bounded time."""
         rows = np.zeros((1 + len(primitives), self.width), dtype=np.float32)
         errors: dict[int, InvalidPrimitive] = {}
         for begin in range(0, len(primitives), _STEP_PRIMITIVES):

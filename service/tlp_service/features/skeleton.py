@@ -52,7 +52,7 @@ LOOPS = sum(INNERMOST)
 CONSTANTS = len(INNERMOST) * _CONSTANTS_A_STAGE + _CONSTANTS_OF_ALL + LOOPS * _CONSTANTS_A_LOOP
 UNROLL_STEPS = [stage * _SUMS_A_STAGE + _UNROLL_SUM for stage in range(reuse.STAGES)]
 
-#: Bytes of the skeletons that are kept replayed. One of a search takes some 7 kB, the largest legal one some 100 kB.
+#: Bytes of the replayed skeletons that are kept. One of a search takes about 7 kB, and the largest valid one about 100 kB.
 _KEPT_BYTES = 32 << 20
 #: Bytes of the objects around the arrays of a skeleton.
 _OBJECT_BYTES = 1024
@@ -80,18 +80,18 @@ class Skeleton:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of the skeleton."""
         arrays = (self.sizes, self.starts, self.constants, self.parts, self.codes)
         return _OBJECT_BYTES + sum(array.nbytes for array in arrays)
 
 
 class _Skeletons:
-    """Replayed skeletons, by a digest of their primitives; the oldest go first. Thread-safe.
+    """Cache of replayed skeletons by a digest of their primitives; the oldest are dropped first. Thread-safe.
 
     Parameters
     ----------
     max_bytes : int
-        Bytes of all that are kept.
+        Bytes of all cached skeletons.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -102,15 +102,15 @@ class _Skeletons:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept."""
+        """Bytes of the cached skeletons."""
         return self._bytes
 
     def find(self, key: bytes) -> Skeleton | None:
-        """Return the skeleton of a digest, if it is kept."""
+        """Return the cached skeleton of a digest, or None."""
         return self._kept.get(key)
 
     def replay(self, key: bytes, primitives: Sequence[Primitive]) -> Skeleton:
-        """Replay the skeleton of a digest, and keep it."""
+        """Replay the skeleton of a digest, and cache it."""
         found = _replayed(primitives)
         with self._lock:
             self._forget(key)
@@ -133,7 +133,7 @@ class _Skeletons:
 
 
 def digest_of(texts: Iterable[bytes]) -> bytes:
-    """Return what tells a skeleton from others, given the texts of its primitives. What is kept by it does not grow with what is asked."""
+    """Return a digest of a skeleton from the texts of its primitives, so that cache keys have a fixed size."""
     return hashlib.blake2b(b"\0".join(texts), digest_size=16).digest()
 
 

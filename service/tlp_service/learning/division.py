@@ -1,4 +1,4 @@
-"""What of a platform's records is learned from, and what is held back for the gate."""
+"""Divides the records of a platform into a training part and a part that is held back for the gate."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from tlp_service.learning.outcome import Refusal
 from tlp_service.records.split import part_of
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 
-#: Candidates of a platform that are held back for the gate, of each task the same share, beside the tasks of the test part.
+#: Candidates of a platform that are held back for the gate: the same share of each task, beside all tasks of the test part.
 _HELD_BACK = 400
-#: Least and largest share of its candidates.
-_LEAST_HELD, _MOST_HELD = 0.2, 0.5
-#: Candidates of a task, and different costs among them, from which on it is learned from: with fewer it cannot be divided into what is learned
-#: from and what is held back, each with an order.
+#: Bounds of the share of candidates that is held back.
+_MIN_HELD, _MAX_HELD = 0.2, 0.5
+#: A task needs at least so many candidates, and so many different costs among them. With fewer, the two parts cannot both
+#: have candidates to order.
 _MIN_CANDIDATES = 4
-TOO_FEW = "too few records of any task to learn from some and hold others back"
+#: Reason of a refusal.
+TOO_FEW = "no task has enough records to train on some and hold others back"
 
 
 def check_costs(records: Sequence[Record]) -> None:
-    """Refuse valid records of a platform that show no order, before their features are made, which takes most of the time before training.
+    """Refuse valid records without an order. This happens before their features are computed, which takes most of the time.
 
     Raises
     ------
     Refusal
-        If there is no task with enough candidates of different costs.
+        If no task has enough candidates with different costs.
     """
     candidates, costs = defaultdict(set), defaultdict(set)
     for record in records:
@@ -45,11 +46,12 @@ def check_costs(records: Sequence[Record]) -> None:
 
 
 def divide(whole: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Return what is learned from and what is held back: all of the test part's tasks, and some candidates of each of the others.
+    """Return the training part and the held-back part: all tasks of the test part, and a share of the candidates of each other task.
 
-    Of few candidates half are held back: what is learned from the others is little, and only many can show that it is better.
+    If there are few candidates, half of them are held back: little is learned from the rest, and proving a small improvement takes
+    many.
     """
-    share = min(_MOST_HELD, max(_LEAST_HELD, _HELD_BACK / max(1, whole.candidates)))
+    share = min(_MAX_HELD, max(_MIN_HELD, _HELD_BACK / max(1, whole.candidates)))
     learned: list[TrainingTask] = []
     held: list[TrainingTask] = []
     for task in whole.tasks:
@@ -63,5 +65,5 @@ def divide(whole: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
 
 
 def _digest(values: npt.NDArray[np.float16]) -> float:
-    """Return a number in [0, 1) that is drawn by what the network reads: candidates that are alike to it are on one side."""
+    """Return a hash of the network's inputs as a number in [0, 1), so that identical inputs fall on the same side."""
     return int.from_bytes(hashlib.blake2b(values.tobytes(), digest_size=8).digest(), "big") / 2**64

@@ -1,4 +1,4 @@
-"""The latest of what came, each item once: what a consumer keeps of a stream that may deliver again. Pure."""
+"""A window of the latest items of a stream that may deliver an item twice. Pure."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """The latest items by their time, at most so many, each id once.
+    """The latest items by time, up to a capacity, each id once.
 
-    An id that is held is not taken again. Nor is an item that is no later than everything in a full window: it has been displaced before, or would
-    be by what is there. So a stream that is delivered again, from any place and as often as one likes, changes nothing.
+    An item is rejected if its id is in the window, or if the window is full of later items. So redelivery of the stream, from
+    any place and any number of times, changes nothing.
 
     Parameters
     ----------
     capacity : int
-        Largest number of items.
+        Maximum number of items.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # By time; nearly everything comes in order, and so is added at the end.
+        # Sorted by time. Items mostly arrive in order, so most insertions are at the end.
         self._items: list[tuple[float, int | None, T]] = []
         self._ids: set[int | None] = set()
 
     def lacks(self, id_: int | None, time_s: float) -> bool:
-        """Return whether `add` would take an item."""
+        """Return whether `add` would accept an item."""
         if id_ in self._ids:
             return False
         return len(self._items) < self._capacity or time_s > self._items[0][0]
 
     def add(self, id_: int | None, time_s: float, item: T) -> bool:
-        """Take in an item, unless it was there before, and return whether it was taken; the oldest goes.
+        """Add an item unless it is rejected, and return whether it was added; a full window drops its oldest item.
 
         Parameters
         ----------
         id_ : int or None
-            What tells it from others; None for an item that comes once.
+            Identifies the item; None if it is delivered only once.
         time_s : float
-            When it came into the stream.
+            When it was added to the stream.
         """
         if not self.lacks(id_, time_s):
             return False
@@ -55,7 +55,7 @@ class Latest(Generic[T]):
         return True
 
     def entries(self) -> Iterator[tuple[int | None, float, T]]:
-        """Yield id, time and item of what is held, the oldest first."""
+        """Yield id, time and item, the oldest first."""
         for time_s, id_, item in self._items:
             yield id_, time_s, item
 

@@ -56,8 +56,8 @@ def learn(
 ) -> Outcome:
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
 
-    What the gate accepts of the platforms becomes one version. If it accepts none, a version of all is published, and marked rejected with
-    its figures. A platform that cannot be learned takes no other along.
+    The networks of all accepted platforms become one version. If the gate accepts none, a version with all of them is published and
+    marked rejected, with its figures. A platform that cannot be learned does not affect the others.
 
     Parameters
     ----------
@@ -70,13 +70,13 @@ def learn(
     settings : FitSettings
         How to train.
     may_publish : callable
-        Asked before anything is published: what took too long may be another's turn by now.
+        Called before publishing; returns False if another trainer has taken over meanwhile.
     """
     active = registry.journal().active
     if active is None:
         return Outcome(None, False, "no version serves", "put off")
     if registry.manifest(active).model != "base":
-        return Outcome(None, False, f"{active} is no 'base', which alone learns", "put off")
+        return Outcome(None, False, f"{active} is not a version of 'base'; no other model learns", "put off")
     with registry.checkout(active) as folder, tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch, "files")
         files.mkdir()
@@ -90,7 +90,7 @@ def learn(
             except Refusal as refusal:
                 refusals.append(refusal)
         if made:
-            for one in refusals:  # otherwise it is what is returned
+            for one in refusals:  # without any network, the last refusal is returned
                 log.info("not learned: %s", one)
         if not made:
             last = refusals[-1] if refusals else Refusal("refused", TOO_FEW)
@@ -98,7 +98,7 @@ def learn(
         accepted = [found for found in made if found.verdict.is_accepted]
         written = step.write(accepted or made, made, report, files, Path(scratch, "version"))
         if not may_publish():
-            return Outcome(None, False, "another trainer's turn came before this one was done", "put off")
+            return Outcome(None, False, "another trainer took over before this one had finished", "put off")
         return _publish(registry, active, written, made)
 
 
@@ -115,13 +115,14 @@ def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Lear
     version = folder.name
     if version == active:
         return Outcome(None, False, "nothing was learned")
-    # What was accepted is told first: it is why the version serves.
-    told = sorted(made, key=lambda found: not found.verdict.is_accepted)
-    reason = "; ".join(found.verdict.reason for found in told)
-    is_accepted = told[0].verdict.is_accepted
-    # A verdict on a version that no longer serves means nothing, nor would a mark of it. Publishing takes a while, too.
+    # The accepted ones come first: they are the reason why the version serves.
+    ordered = sorted(made, key=lambda found: not found.verdict.is_accepted)
+    reason = "; ".join(found.verdict.reason for found in ordered)
+    is_accepted = ordered[0].verdict.is_accepted
+    # The verdict compares with the version that served before. If another one serves by now, it does not count. Checked again after
+    # publishing, which takes a while.
     if registry.journal().active != active or not _is_published(registry, active, folder):
-        return Outcome(None, False, "another version began to serve while it was trained", "put off")
+        return Outcome(None, False, "another version began to serve during the training", "put off")
     if is_accepted:
         registry.activate(version, by="trainer", reason=reason)
     else:
@@ -173,9 +174,9 @@ class _Step:
         Raises
         ------
         Refusal
-            If there is nothing to judge.
+            If the records cannot be read or learned from, or training fails.
         OSError, BadVersion
-            If the disk is full, or the serving version cannot be continued: that is not about the platform.
+            If the disk is full, or the serving version cannot be fine-tuned: no fault of the platform.
         """
         try:
             sets = self._read(store, platform, report)
@@ -203,12 +204,12 @@ class _Step:
         for kind in (n.platform_kind for n in self._before.networks if n.serves is None):
             source = self._before.serving(kind, platform)
             assert source is not None, "at least the one of the kind"
-            # The numbers of the network that it begins as, and one for itself. What others have learned in networks of their own needs none.
+            # The platform numbers of the network that training starts from, and one more for this platform.
             encoders[kind] = self._preset.encoder(kind, source.platforms)
         try:
             return build_sets(records, encoders, report)
         except BadRecords as error:
-            reason = f"{error}: no number is left for {platform}; 'tlp train' can make a version of fewer"
+            reason = f"{error}: no platform number is left for {platform}; 'tlp train' can make a version of fewer platforms"
             raise Refusal("refused", reason) from None
 
     def _learn(

@@ -1,30 +1,30 @@
-"""What a step of learning came to, and whether that is about the platform or about what was around it."""
+"""The outcome of a step of learning, and whether it concerns the platform or only the circumstances."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: What became of a platform, see `Outcome`.
+#: State of a platform after a step, see `Outcome`.
 State = Literal["judged", "refused", "failed", "unreadable", "put off"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step of learning came to.
+    """The outcome of a step of learning.
 
     Parameters
     ----------
     version : str or None
-        The version that was made; None if none was.
+        The version that was published, or None.
     is_accepted : bool
-        Whether it serves now.
+        Whether that version serves now.
     reason : str
-        Why, or why not.
+        The reason for the outcome.
     state : str
-        ``judged``: the gate's verdict is in the registry. ``refused``: the platform's records cannot be learned from, which was seen before
-        anything was trained. ``failed``: training ended with a fault of its own. ``unreadable``: its records could not be read this time.
-        ``put off``: for a reason that has nothing to do with the platform, so that the same is to be tried again.
+        ``judged``: the gate's verdict is in the registry. ``refused``: the records were found unsuitable before training.
+        ``failed``: training raised an exception. ``unreadable``: the records could not be read this time. ``put off``: a reason
+        outside the platform, so the same step should be tried again.
     """
 
     version: str | None
@@ -34,17 +34,17 @@ class Outcome:
 
     @property
     def is_verdict(self) -> bool:
-        """Whether it is about the platform, and final until more was measured on it."""
+        """Whether it concerns the platform, and is final until the platform has more records."""
         return self.state in ("judged", "refused", "failed")
 
     @property
     def is_trained(self) -> bool:
-        """Whether it took the time of a training."""
+        """Whether a network was trained, which takes most of the time."""
         return self.state in ("judged", "failed")
 
 
 class Refusal(Exception):
-    """Why a platform is not learned, and what that is, see `Outcome`."""
+    """Ends the step of a platform early, with the state and reason of its `Outcome`."""
 
     def __init__(self, state: State, reason: str) -> None:
         super().__init__(reason)

@@ -19,8 +19,8 @@ ROUND_GAP_S = 5.0
 #: Fewest candidates of a task in the window that are ranked, and of a round whose regret counts.
 _RANKED = 4
 _QUINTILES = 5
-#: Largest regret of a round: ten times as slow as the best is as bad as any. Choosing at random has a smaller one in 95 % of the
-#: rounds of the public logs, but in one of a hundred more than 45, which would be all that a mean over rounds shows.
+#: Maximum regret of a round (ten times the run time of the best), so that few rounds cannot dominate the mean over rounds. In the
+#: public logs, random choices stay below it in 95 % of the rounds, but exceed 45 in 1 %.
 _MAX_REGRET = 9.0
 
 
@@ -39,7 +39,7 @@ class Measured:
     time_s : float
         When it arrived.
     id : int or None
-        What tells it from others, for a stream that may deliver it again; None for one that comes once.
+        Identifies the measurement if the stream may deliver it twice; None if it is delivered only once.
     """
 
     worker: str
@@ -61,14 +61,14 @@ class ErrorFigures:
     failed_share : float
         Share of the runs that failed.
     outlier_share : float
-        Share of the measurements whose cost cannot be a run time (see `is_plausible`). No other figure counts them.
+        Share of the measurements whose cost cannot be a run time (see `is_plausible`). The figures below leave them out.
     pair_accuracy, pair_accuracy_low, pair_accuracy_high : float
         Share of the pairs inside tasks that the scores order right, mean over tasks, and its 95 % interval by bootstrap over tasks.
     kendall_tau : float
         Kendall's tau-b inside tasks, mean over tasks.
     top1_regret, top5_regret : float
-        How much longer the best of the one or five best-scored of a search round takes than the best of the round, as a share of that, at
-        most 9 (ten times as long); mean over rounds.
+        Extra run time of the fastest of the one or five best-scored candidates of a search round over the fastest of the round, as a
+        share of the latter; at most 9 per round, mean over rounds.
     calibration : tuple of (float, float)
         Mean score and mean label (best cost of the task over the candidate's) by fifths of the scores. Labels rise with scores where
         those are any good.
@@ -89,12 +89,12 @@ class ErrorFigures:
 
 
 class ErrorWindow:
-    """The last measurements of one platform that a version scored, each once.
+    """The latest measurements of one platform with the scores of a version, each once.
 
     Parameters
     ----------
     capacity : int
-        Largest number of them.
+        Maximum number of measurements.
     """
 
     def __init__(self, capacity: int = 2000) -> None:
@@ -102,12 +102,12 @@ class ErrorWindow:
         self._figures: ErrorFigures | None = None
 
     def add(self, measured: Measured) -> None:
-        """Take in a measurement that was not there before; the oldest goes."""
+        """Add a measurement that is not in the window; a full window drops its oldest one."""
         if self._measured.add(measured.id, measured.time_s, measured):
             self._figures = None
 
     def lacks(self, id_: int, time_s: float) -> bool:
-        """Return whether `add` would take a measurement."""
+        """Return whether `add` would accept a measurement."""
         return self._measured.lacks(id_, time_s)
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ def _figures_of(measured: Sequence[Measured]) -> ErrorFigures:
 
 
 def _counting(ran: Sequence[Measured]) -> list[Measured]:
-    """Return the measurements whose cost can be a run time, in their order."""
+    """Return the measurements whose cost can be a run time, in the same order."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, measured in enumerate(ran):
         places[measured.workload].append(place)

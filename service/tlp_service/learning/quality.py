@@ -26,7 +26,7 @@ WINDOW, _MOST_WINDOWS = 2000, 256
 #: Measurements that wait to be scored.
 _MOST_UNSCORED = 20_000
 
-#: platform and version
+#: Platform and version.
 _Key = tuple[str, str]
 
 
@@ -40,8 +40,8 @@ class _Came(NamedTuple):
 class Quality:
     """Windows of measured candidates by platform and version.
 
-    The stream may deliver an entry again: after a crash, or from its beginning where somebody deleted the consumer group. Like the record store
-    the windows take each measurement once, by its id.
+    The stream may deliver an entry twice: after a crash, or after somebody deleted the consumer group. Like the record store, the
+    windows hold each measurement once, by its id.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Quality:
         """
         serving = self._serving()
         for (entry, record), time_s in zip(records, times_s, strict=True):
-            # Python draws what its hashes begin with, so nobody can choose ids that are alike.
+            # Python's string hashes have a random seed, so nobody can choose ids that collide.
             id_, came = hash(entry.id), _Came(entry.worker, record)
             for version in {entry.version, serving} - {"", None}:
                 self._take((entry.platform, str(version)), id_, time_s, came)
@@ -79,7 +79,7 @@ class Quality:
             self._score()
 
     def _take(self, key: _Key, id_: int, time_s: float, came: _Came) -> None:
-        # The windows are in the order in which they last heard of something.
+        # The windows are ordered by when they were last updated.
         if (window := self._windows.get(key)) is not None and not window.lacks(id_, time_s):
             self._windows.move_to_end(key)
             return
@@ -91,7 +91,9 @@ class Quality:
     def _score(self) -> None:
         """Score what has come in, and take it into its windows."""
         for key in list(self._unscored):
-            came = self._unscored.pop(key)  # first, lest what fails comes again and again
+            came = self._unscored.pop(
+                key
+            )  # before scoring, so that a failing batch is not scored again and again
             platform, version = key
             scorer = self._scorer_of(version)
             if scorer is None:  # any worker can name versions
@@ -131,14 +133,14 @@ class Quality:
 
 
 def _at_gate(scorer: Scorer, platform: str) -> float:
-    """Return the pair accuracy with which a version was accepted for a platform; NaN where its manifest does not state it."""
+    """Return the pair accuracy at which a version was accepted for a platform; NaN if its manifest does not state it."""
     gate = scorer.manifest.training.get("gate")
     figure = gate.get(platform) if isinstance(gate, dict) else None
     return float(figure) if isinstance(figure, float | int) else math.nan
 
 
 def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[float]:
-    """Return the scores of candidates; NaN for those that the version has none for."""
+    """Return the scores of candidates; NaN for a candidate that the version cannot score."""
     by_task = defaultdict(list)
     for place, record in enumerate(records):
         by_task[record.task].append(place)
@@ -148,9 +150,9 @@ def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[fl
         request = request_of(task, (records[place].primitives for place in places), asked)
         try:
             scores[places] = scorer.score(request, chunk=64).scores
-        except ApiError as error:  # a target that the version has no network for
+        except ApiError as error:  # the version has no network for this target
             log.debug("%s on %s: %s", scorer.manifest.version, platform, error)
-        except Exception:  # what fails on one task must not take the figures of the others along
+        except Exception:  # a fault in one task must not affect the figures of the others
             log.exception("no scores of %s for a task of %s", scorer.manifest.version, platform)
     found: list[float] = scores.tolist()
     return found

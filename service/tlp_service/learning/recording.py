@@ -73,7 +73,7 @@ class _Versions:
         self._load_tried = VersionLoader()
 
     def stop(self) -> None:
-        """Break off what is being loaded."""
+        """Abort the loading of a version."""
         self._load_tried.stop()
 
     def serving(self) -> str | None:
@@ -82,7 +82,7 @@ class _Versions:
             self._looked_s = time.monotonic()
             with contextlib.suppress(OSError, BadVersion):  # the last one known, until the registry is back
                 journal = self._registry.journal()
-                if not journal.is_empty:  # as where a mount has gone
+                if not journal.is_empty:  # as when its mount is missing
                     self._active = journal.active
         return self._active
 

@@ -1,4 +1,4 @@
-"""What the trainer has learned of which platform, and so which is due: counts in Redis, beside those of the record store."""
+"""Which platforms are due to be trained, from counts in Redis and in the record store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tlp_service.records.store import RecordStore
 
 log = logging.getLogger(__name__)
 
-#: Platform -> how many records there were when a verdict on it was last written; platform -> refusals in a row; the one that is trained on.
+#: Keys in Redis. Platform -> number of its records at its last verdict; platform -> consecutive refusals; the platform in training.
 TRAINED, REFUSED, TRYING = "{tlp}:trained", "{tlp}:refused", "{tlp}:trying"
-#: Platforms that can learn, those with the most records; whoever sends measurements names platforms.
+#: Platforms that are considered, those with the most records. Clients name platforms, so their number needs a bound.
 _MAX_PLATFORMS = 4096
 
 
@@ -30,13 +30,13 @@ class Standings:
     Parameters
     ----------
     client : Redis
-        Of the server that keeps the counts; it decodes answers.
+        Client of the server that keeps the counts; it decodes answers.
     store : RecordStore
-        What is learned from.
+        The records to learn from.
     records : int
-        New records at which a platform learns, see `Standing.is_due`.
+        New records at which a platform is due, see `Standing.is_due`.
     seconds : float
-        Seconds after its last step at which a platform with any new records learns.
+        Seconds after its last verdict at which a platform with any new records is due.
     clock : callable
         Returns seconds, as `time.monotonic` does.
     """
@@ -55,8 +55,8 @@ class Standings:
         self._seconds = seconds
         self._clock = clock
         self._began_s = clock()
-        # Of platforms of the store: rows of its files; when it last learned; rows -> distinct records, where these were counted; those that
-        # have to let all others go first, since something was wrong that may go on.
+        # By platform: rows in its files; when its last verdict was written; the rows and distinct records of the last exact count.
+        # `_last` holds the platforms that go behind all others, since their last step failed for a reason that may persist.
         self._rows: dict[str, int] = {}
         self._learned_s: dict[str, float] = {}
         self._distinct: dict[str, tuple[int, int]] = {}
@@ -64,10 +64,10 @@ class Standings:
         self._newcomers_first = True
 
     def due(self) -> list[Standing]:
-        """Return the platforms that are to learn now, the first of them first."""
+        """Return the platforms that are due, in the order in which to train them."""
         counts = self._counts()
         trained, refused = self._noted(TRAINED, counts), self._noted(REFUSED, counts)
-        # Rows that stood in two files were counted twice, until these were made one.
+        # A row in two files was counted twice before the files were compacted, so the count may have fallen.
         if fewer := {p: counts[p] for p in trained if counts[p] < trained[p]}:
             self._client.hset(TRAINED, mapping=fewer)
             trained |= fewer
@@ -84,21 +84,21 @@ class Standings:
             for platform, count in counts.items()
         )
         due = in_turn(standings, self._records, self._newcomers_first)
-        # A trainer that was killed while it learned one may be again; then the others have learned, at least.
+        # A platform whose training killed the trainer may do so again: train the others first.
         last = self._last | ({self._client.get(TRYING)} if due else set())
         return sorted(due, key=lambda standing: standing.platform in last)
 
     def is_due(self, standing: Standing) -> Standing | None:
-        """Return how a platform that seems due stands by its distinct records; None where it is not due.
+        """Return the standing of a platform by its distinct records, or None if it is then not due.
 
-        Until files are made one, a row that the stream delivered twice stands in two of them. It is no new record.
+        Before compaction, a row that the stream delivered twice is in two files. It does not count as a new record.
         """
         rows = self._rows[standing.platform]
         if self._distinct.get(standing.platform, (None, 0))[0] != rows:
             try:
                 self._distinct[standing.platform] = rows, len(self._store.read(standing.platform, ["id"]))
             except (OSError, BadRecords, pa.ArrowException) as error:
-                if standing.platform not in self._last:  # once
+                if standing.platform not in self._last:  # log it once
                     log.warning("the records of %s cannot be read: %s", standing.platform, error)
                 self.put_last(standing)
                 return None
@@ -106,21 +106,21 @@ class Standings:
         return exact if exact.is_due(self._records) else None
 
     def put_last(self, standing: Standing) -> None:
-        """Let all other platforms go first, until it has learned: what is wrong with it is not noted, and may go on."""
+        """Train all other platforms first until this one has a verdict, since its fault may persist."""
         self._last.add(standing.platform)
 
     def begin(self, standing: Standing) -> None:
-        """Note that a platform is about to be learned."""
+        """Note that the training of a platform begins."""
         self._client.set(TRYING, standing.platform)
 
     def end(self, standing: Standing, is_trained: bool) -> None:
-        """Note that it is not any more, with whatever outcome."""
+        """Note that the training of a platform has ended, whatever its outcome."""
         self._client.delete(TRYING)
         if is_trained:
             self._newcomers_first = standing.trained > 0
 
     def note(self, standing: Standing, is_accepted: bool) -> None:
-        """Note that the verdict on a platform is written."""
+        """Note that the verdict on a platform has been written."""
         with self._client.pipeline(transaction=True) as pipeline:
             pipeline.hset(TRAINED, standing.platform, standing.records)
             if is_accepted:
@@ -132,14 +132,14 @@ class Standings:
         self._last.discard(standing.platform)
 
     def _noted(self, key: str, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return the numbers of platforms under a key; those that are not counted are deleted where there are too many."""
+        """Return the numbers of the counted platforms under a key; if the key has too many platforms, delete the others."""
         noted = {platform: _number(text) for platform, text in self._client.hgetall(key).items()}
         if len(noted) > _MAX_PLATFORMS:
             self._client.hdel(key, *(noted.keys() - counts.keys()))
         return {platform: number for platform, number in noted.items() if platform in counts}
 
     def _counts(self) -> dict[str, int]:
-        """Return platform -> records, of those with the most; distinct ones where that is known."""
+        """Return the records of the largest platforms; distinct records if they were counted, else rows."""
         rows = self._store.counts()
         if len(rows) > _MAX_PLATFORMS:
             rows = dict(sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:_MAX_PLATFORMS])
@@ -153,12 +153,12 @@ class Standings:
         return rows | known
 
     def _drifting(self) -> set[str]:
-        """Return the platforms on which the serving version orders what comes in worse than it did at the gate."""
+        """Return the platforms on which the serving version ranks new measurements worse than at the gate."""
         try:
-            told = self._client.get(QUALITY)
-        except ResponseError:  # something else stands there
+            report = self._client.get(QUALITY)
+        except ResponseError:  # the key holds another type
             return set()
-        platforms = decode_quality(None if told is None else told.encode())["platforms"]
+        platforms = decode_quality(None if report is None else report.encode())["platforms"]
         return {
             platform
             for platform, versions in platforms.items()
@@ -167,5 +167,5 @@ class Standings:
 
 
 def _number(text: str) -> int:
-    """Return a count that a trainer noted; 0 for what is none."""
+    """Return a count that a trainer noted; 0 if the text is not a count."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0

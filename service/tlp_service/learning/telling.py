@@ -1,6 +1,7 @@
-"""Takes what was recorded into the figures of prediction error, and reports them through Redis, in a thread of its own.
+"""Updates the figures of prediction error in a thread of its own, and reports them through Redis.
 
-Whatever happens here, measurements go on being stored: a candidate that takes a minute to score, a registry that does not answer, a fault.
+Nothing here delays the storing of measurements: neither a candidate that takes a minute to score, nor a registry that does not
+answer, nor an exception.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from tlp_service.measurements.stream import QUALITY
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which figures of prediction error stand after the last recorder has ended.
+#: Seconds after which a report expires in Redis if no recorder renews it.
 _QUALITY_S = 3600
 #: Seconds between two reports.
-_TELL_S = 5.0
-#: Measurements that wait to be taken into the figures; the oldest batch is dropped for what comes then.
+_REPORT_S = 5.0
+#: Maximum number of measurements that wait to be included in the figures; beyond it the oldest batches are dropped.
 _MAX_WAITING = 20_000
-#: Seconds that the thread has to end.
+#: Seconds that `Teller.close` waits for the thread.
 _END_S = 5.0
 
 
 class Teller:
-    """A thread that takes batches into the figures, and reports them from time to time.
+    """A thread that includes batches in the figures, and reports the figures every few seconds.
 
-    What goes wrong in it is a warning.
+    Its errors are logged and end nothing.
 
     Parameters
     ----------
     client : Redis
-        Where figures are reported; closed with this.
+        Client of the server that gets the reports; closed by `close`.
     quality : Quality
-        The figures; from here on only the thread uses them.
+        The figures. From now on only the thread uses them.
     clock : callable
         Returns seconds, as `time.monotonic` does.
     """
@@ -50,19 +51,19 @@ class Teller:
         self._client = client
         self._quality = quality
         self._clock = clock
-        self._told_s = float("-inf")
+        self._reported_s = float("-inf")
         self._is_new = False
         self._changed = threading.Condition()
-        # Guarded by it: what waits, how many measurements that are, how many were dropped, and whether it is the end.
+        # Guarded by `_changed`: batches that wait, the number of their measurements, the number of dropped ones, the end.
         self._waiting: deque[Moved] = deque()
         self._size = self._dropped = 0
         self._is_ending = False
-        # Not waited for at the end of the process: what it hangs in may never return.
+        # A daemon thread, so that it does not keep the process alive if it hangs.
         self._thread = threading.Thread(target=self._run, name="tlp-figures", daemon=True)
         self._thread.start()
 
     def take(self, moved: Moved) -> None:
-        """Hand a batch over, which may be empty; return at once."""
+        """Queue a batch, which may be empty, and return at once."""
         if not moved.records:
             return
         with self._changed:
@@ -75,7 +76,7 @@ class Teller:
             self._changed.notify()
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """End the thread and close the connection; return whether the thread ended in time."""
+        """End the thread and close the client; return whether the thread ended in time."""
         with self._changed:
             self._is_ending = True
             self._changed.notify()
@@ -91,18 +92,20 @@ class Teller:
             if is_ending:
                 return
             if dropped:
-                log.warning("%d measurements are in no figure of prediction error: too many came", dropped)
+                log.warning(
+                    "prediction error leaves out %d measurements: more came than can be scored", dropped
+                )
             try:
                 self._include(moved)
             except (RedisError, OSError) as error:
-                log.warning("prediction error can't be told: %s", error)
+                log.warning("prediction error can't be reported: %s", error)
             except Exception:
-                log.exception("prediction error can't be told")
+                log.exception("prediction error can't be reported")
 
     def _next(self) -> tuple[Moved | None, int, bool]:
-        """Wait for a batch, or until figures are to be reported; return it, how many were dropped, and whether it is the end."""
+        """Wait for a batch or the next report; return the batch, the number of dropped measurements, and whether to end."""
         with self._changed:
-            left_s = max(0.0, self._told_s + _TELL_S - self._clock()) if self._is_new else None
+            left_s = max(0.0, self._reported_s + _REPORT_S - self._clock()) if self._is_new else None
             self._changed.wait_for(lambda: self._waiting or self._is_ending, left_s)
             moved = self._waiting.popleft() if self._waiting else None
             self._size -= len(moved.records) if moved is not None else 0
@@ -110,15 +113,15 @@ class Teller:
             return moved, dropped, self._is_ending
 
     def _include(self, moved: Moved | None) -> None:
-        """Take a batch into the figures, and report them if it is time."""
+        """Include a batch in the figures, and report them if a report is due."""
         if moved is not None:
             self._quality.take(moved.records, moved.times_s)
             self._is_new = True
         now_s = self._clock()
-        if not self._is_new or now_s - self._told_s < _TELL_S:
+        if not self._is_new or now_s - self._reported_s < _REPORT_S:
             return
-        # Noted first, so that what fails is tried again after as long as what does not.
-        self._told_s = now_s
+        # Noted before reporting, so that a failed report is not tried again sooner than a successful one.
+        self._reported_s = now_s
         document = self._quality.document(time.time())
         self._client.set(QUALITY, msgspec.json.encode(document), ex=_QUALITY_S)
         self._is_new = False

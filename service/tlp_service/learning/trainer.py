@@ -36,27 +36,28 @@ _LOOK_S = 5.0
 _MAX_PAUSE_S = 300.0
 #: Behind whoever scores, but not for good: where workers keep all cores busy, it has to get on, too.
 _NICENESS = 5
-#: Platforms of one look; what cannot be learned from is seen at its records, which takes seconds instead of a minute.
+#: Maximum number of platforms per look. Refusing one by its records takes seconds; training on one takes a minute.
 _MAX_LOOKED_AT = 16
 
 
 class Trainer:
-    """Makes a step of learning for the platforms on which enough was measured since their last one.
+    """Trains platforms that have enough new records since their last verdict.
 
-    Each platform learns by itself, the one that gains the most first, and a look ends after one was trained on: what came meanwhile may gain
-    more. A platform is noted as learned when its verdict is written, and not where the reason has nothing to do with it.
+    Platforms are trained one by one, the one with the largest expected gain first. A look ends after one training, since by then
+    another platform may gain more. A platform is noted as trained only when its verdict is written, and not if the step was put off
+    for a reason outside the platform.
 
     Parameters
     ----------
     url : str
-        Of the Redis that keeps the lease, and the counts of records at the last steps.
+        URL of the Redis that keeps the lease and the counts of records.
     store : RecordStore
         What is learned from.
     registry : Registry
         Where versions go.
     records : int
-        New records at which a platform learns; a quarter is enough where the serving version's error drifts. After each refusal in a
-        row twice as many are needed.
+        New records at which a platform is trained. Each consecutive refusal doubles the number. If the serving version's error
+        drifts, a quarter is enough.
     seconds : float
         Seconds after its last step at which a platform with any new records learns.
     threads : int
@@ -80,7 +81,7 @@ class Trainer:
         Parameters
         ----------
         max_trained : int or None
-            Platforms that are trained on at most; None for all that are due.
+            Maximum number of trainings; None for all platforms that are due.
 
         Raises
         ------
@@ -90,7 +91,7 @@ class Trainer:
         if not self._standings.due():
             return False
         with leased(self._client, LEASE) as lease:
-            if lease is None:  # another one was faster
+            if lease is None:  # another trainer holds it
                 return False
             written, trained = 0, 0
             for seeming in self._standings.due()[: None if max_trained is None else _MAX_LOOKED_AT]:
@@ -126,7 +127,7 @@ class Trainer:
         self._client.close()
 
     def _step(self, standing: Standing, lease: Lease) -> Outcome:
-        """Let a platform learn, and return what came of it."""
+        """Train a platform, and return the outcome."""
         # Here, since it brings torch: until the first step this process is small.
         import torch
 
@@ -137,7 +138,7 @@ class Trainer:
         self._standings.begin(standing)
         outcome = learn.learn(self._store, self._registry, [standing.platform], may_publish=lease.is_held)
         self._standings.end(standing, outcome.is_trained)
-        # What is put off is tried again every few seconds, and said once.
+        # A step that is put off is tried again every few seconds, but logged once.
         if outcome.is_verdict or outcome.reason != self._put_off:
             log.info(
                 "%s (%s: %d records; %.0f s): %s",

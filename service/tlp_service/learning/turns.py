@@ -1,8 +1,7 @@
-"""Which platform learns next: pure arithmetic on how much was measured.
+"""Which platform is trained next. Pure.
 
-Whoever sends measurements names platforms, and each that is trained on costs about a minute, whatever its records are worth. So platforms that were
-refused wait for ever more records, and those that learned before and newcomers take turns: a crowd of the one kind does not keep the
-other from learning.
+Clients name platforms, and training on one takes about a minute, whatever its records are worth. So each refusal doubles the records
+that a platform needs. Platforms that were trained before and new ones take turns, so a crowd of one kind does not starve the other.
 """
 
 from __future__ import annotations
@@ -11,28 +10,28 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
-#: Refusals in a row that count; a billion times the records is never.
+#: Consecutive refusals that count. A billion times the records is out of reach.
 _MAX_REFUSALS = 30
-#: Share of the records that is enough where it is urgent: the serving version's error drifts, or a refused platform has waited long.
+#: Divisor of the needed records if the serving version's error drifts, or a refused platform is overdue.
 _URGENT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a platform stands.
+    """The records and verdicts of a platform.
 
     Parameters
     ----------
     platform : str
         Its name.
     records, trained : int
-        Records that it has, and had when a verdict on it was last written; 0 for none yet.
+        Records now, and at the last verdict (0 without one).
     refusals : int
-        Verdicts in a row that were against what it had learned.
+        Consecutive verdicts that rejected the trained network.
     is_drifting : bool
         Whether the serving version's error drifts on it.
     is_overdue : bool
-        Whether it has waited for long.
+        Whether the time limit since its last verdict has passed.
     """
 
     platform: str
@@ -48,11 +47,11 @@ class Standing:
         return max(0, self.records - self.trained)
 
     def with_records(self, records: int) -> Standing:
-        """Return how the platform stands with another number of records."""
+        """Return the same standing with another number of records."""
         return replace(self, records=records)
 
     def is_due(self, needed: int) -> bool:
-        """Return whether it is to learn, where so many new records are needed: twice as many after each refusal."""
+        """Return whether the platform is to be trained. It needs `needed` new records, twice as many after each refusal."""
         if self.is_overdue and not self.refusals:
             return self.new > 0
         needed <<= min(self.refusals, _MAX_REFUSALS)
@@ -62,17 +61,17 @@ class Standing:
 
 
 def in_turn(standings: Iterable[Standing], needed: int, newcomers_first: bool = True) -> list[Standing]:
-    """Return the platforms that are due, in the order in which they are to learn.
+    """Return the platforms that are due, in the order in which to train them.
 
-    Those that learned before and newcomers alternate. Among either those come first whose error drifts, then those that were
-    refused least often, then those with the most new records for what they were trained on.
+    Platforms that were trained before alternate with new ones. Among each, drifting ones come first, then those with the fewest
+    refusals, then those with the most new records relative to the records at their last verdict.
 
     Parameters
     ----------
     needed : int
-        New records at which a platform learns.
+        New records at which a platform is trained.
     newcomers_first : bool
-        Whose turn it is.
+        Whether the first turn is that of a new platform.
     """
 
     def place(standing: Standing) -> tuple[bool, int, float, int, str]:

@@ -1,4 +1,4 @@
-"""Where entries of the stream go that are no records, each with its reason."""
+"""Keeps stream entries that are not valid records, each with the reason."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tlp_service.measurements.stream import GROUP, STREAM
 log = logging.getLogger(__name__)
 
 DEAD = "{tlp}:dead"
-#: Dead letters that are kept, about.
-_MOST_DEAD = 10_000
-#: Bytes that are kept of one: enough to see what it was, and all of an ordinary record.
+#: Approximate number of dead letters that are kept.
+_MAX_DEAD = 10_000
+#: Bytes that are kept of a dead letter; an ordinary record is smaller.
 _MAX_LETTER_BYTES = 8 << 10
-#: Bytes that are kept of a field's name.
+#: Bytes that are kept of the name of a field.
 _MAX_NAME_BYTES = 128
 
-# Acknowledges, then keeps, in one step: an entry is neither lost on its way nor twice among the dead. The acknowledgement comes first,
-# for it is allowed where memory is short, and after it the rest of the script is, too.
-# ARGV: group, entry, letters that are kept, then names and values of the letter.
+# Acknowledges an entry and adds its dead letter atomically, so that it is neither lost nor added twice. A Redis server that
+# is out of memory allows a script that begins with XACK, so the acknowledgement comes first.
+# ARGV: group, entry, length of the stream of dead letters, then names and values of the letter.
 _BURY = """
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 return redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', unpack(ARGV, 4))
@@ -32,12 +32,12 @@ return redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', unpack(ARGV, 4)
 
 
 class DeadLetters:
-    """A stream of its own, of bounded length; its letters are bounded, too.
+    """A stream of dead letters, bounded in its length and in the size of each letter.
 
     Parameters
     ----------
     client : Redis
-        Of the server that holds the stream.
+        Client of the server that holds the measurement stream.
     """
 
     def __init__(self, client: Any) -> None:
@@ -45,24 +45,24 @@ class DeadLetters:
         self._bury = client.register_script(_BURY)
 
     def bury(self, dead: Sequence[tuple[str, dict[str, str], str]]) -> None:
-        """Acknowledge entries and keep them, with reasons. Where one can't be kept that is logged, and it is acknowledged all the same.
+        """Acknowledge entries, and keep them as dead letters. An entry that can't be kept is logged and still acknowledged.
 
         Parameters
         ----------
         dead : sequence of (str, dict, str)
-            Id in the stream, fields, and why it is no record.
+            Id in the stream, fields, and the reason why the entry is not a valid record.
         """
         if not dead:
             return
         with self._client.pipeline(transaction=False) as pipeline:
             for id_, fields, reason in dead:
                 letter = letter_of(id_, fields, reason, time.time())
-                args = [GROUP, id_, _MOST_DEAD, *(part for pair in letter.items() for part in pair)]
+                args = [GROUP, id_, _MAX_DEAD, *(part for pair in letter.items() for part in pair)]
                 self._bury(keys=[STREAM, DEAD], args=args, client=pipeline)
             outcomes = pipeline.execute(raise_on_error=False)
         lost = []
         for (id_, _, reason), outcome in zip(dead, outcomes, strict=True):
-            log.warning("entry %s of the measurement stream is no record: %.1000s", id_, reason)
+            log.warning("entry %s of the measurement stream is not a valid record: %.1000s", id_, reason)
             if isinstance(outcome, ResponseError):
                 log.warning("entry %s is not kept among the dead letters: %s", id_, outcome)
                 lost.append(id_)
@@ -73,7 +73,7 @@ class DeadLetters:
 
 
 def letter_of(id_: str, fields: dict[str, str], reason: str, time_s: float) -> dict[bytes, bytes]:
-    """Return what is kept of an entry; `cut_from` tells how many bytes it had where that is not all."""
+    """Return the dead letter of an entry; if it is shortened, its field `cut_from` holds the original size in bytes."""
     letter: dict[bytes, bytes] = {}
     size, left = 0, _MAX_LETTER_BYTES
     for name, value in fields.items():

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 15.0
 _LOG, _SOCKET = "valkey.log", "valkey.sock"
-#: Begin of the name of the socket's folder, and bytes that its path has at most.
+#: Prefix of the name of the socket's folder, and maximum bytes of its path.
 _SOCKET_FOLDER, _LONGEST_PATH = "tlp-", 4096
 
 
@@ -89,7 +89,7 @@ def _locked(data_dir: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _socket_folder(lock: int) -> Iterator[str]:
-    """Make a folder for the socket, and remove that of a server that was killed; the data folder's lock says which it is.
+    """Make a folder for the socket, and remove the one that a killed server left; the lock file contains its path.
 
     The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
     """
@@ -171,15 +171,15 @@ class _Server:
         self._child.stop()
 
     def _prepare(self) -> None:
-        """Make the socket's folder anew where somebody has tidied up the temporary folder."""
+        """Make the socket's folder again if a clean-up of the temporary folder has removed it."""
         folder = self._socket.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
         self._had_socket = False
 
     def _is_lost(self) -> bool:
-        """Return whether the socket was there and is gone: the server runs on, and nobody finds it."""
+        """Return whether the socket has been removed, so that no client can reach the running server."""
         had_socket, self._had_socket = self._had_socket, self._socket.exists()
         return had_socket and not self._had_socket
 

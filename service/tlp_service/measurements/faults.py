@@ -1,4 +1,4 @@
-"""What is wrong with the measurement stream, in words that name neither its address nor what it holds."""
+"""Describes faults of the measurement stream without naming addresses or contents."""
 
 from __future__ import annotations
 
@@ -17,26 +17,23 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+#: Description of an authentication or permission error.
 _REFUSES = "it refuses the user, the password or a command"
-#: Class of an error -> what it means; the first that fits, so a class stands before those that it is derived from.
+#: Class of an error -> its description. The first match counts, so a class stands before its base classes.
 _CAUSES: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     OutOfMemoryError: "it is full: it has reached its maxmemory",
     ReadOnlyError: "it is a read-only replica",
-    (
-        AuthenticationError,
-        AuthorizationError,
-        NoPermissionError,
-    ): "it refuses the user, the password or a command",
+    (AuthenticationError, AuthorizationError, NoPermissionError): _REFUSES,
     AskError: "it is a node of a cluster that does not hold the stream",  # and MovedError, which is one
     BusyLoadingError: "it is still loading its data",
     (TimeoutError, asyncio.TimeoutError): "it does not answer",
 }
-#: Beginning of an error of Redis that has a code, such as MISCONF or NOREPLICAS.
+#: The code at the beginning of a Redis error, such as MISCONF or NOREPLICAS.
 _CODE = re.compile(r"[A-Z]{4,20}(?= )")
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what is wrong, for whoever asks; the error itself may name inner addresses and is for the log."""
+    """Return a description of an error for clients. The error itself may name inner addresses, so it only goes into the log."""
     for kinds, cause in _CAUSES.items():
         if isinstance(error, kinds):
             return cause

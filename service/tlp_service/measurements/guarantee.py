@@ -1,4 +1,4 @@
-"""What a Redis server must be like so that it loses no measurement that was acknowledged. Pure."""
+"""Checks the properties of a Redis server that keep it from losing acknowledged measurements. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: The recorder needs XAUTOCLAIM and XTRIM MINID, which this release of Redis brought. Every Valkey has them.
+#: First release of Redis with XAUTOCLAIM and XTRIM MINID, which the recorder needs. Every Valkey has them.
 MIN_REDIS = (6, 2)
 
 #: Settings that decide whether a write is on disk when it is acknowledged.
 _EXPECTED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+#: Value of a setting that could not be read.
 _UNKNOWN = "not known, for CONFIG GET is not allowed"
-#: What INFO would tell where it is not allowed.
+#: Stands in for the answer of INFO if the server does not allow it.
 _NO_INFO = dict.fromkeys(
     ("aof_enabled", "maxmemory", "maxmemory_policy", "role", "redis_version"),
     "not known, for INFO is not allowed",
@@ -20,14 +21,14 @@ _NO_INFO = dict.fromkeys(
 
 
 def weaknesses(config: Mapping[str, str] | None, info: Mapping[str, Any] | None) -> list[str]:
-    """Return each condition that a server does not meet, as ``setting: expected …, got …``.
+    """Return each property that a server lacks, as ``setting: expected …, got …``.
 
     Parameters
     ----------
     config : mapping or None
-        Its settings as CONFIG GET tells them; None where that is not allowed, as with many hosted ones.
+        Settings as CONFIG GET returns them; None if the server does not allow it, as most hosted ones.
     info : mapping or None
-        The fields of its INFO; None where that is not allowed.
+        Fields as INFO returns them; None if the server does not allow it.
     """
     info = _NO_INFO if info is None else info
     found = {
@@ -56,7 +57,7 @@ def _of_memory(config: Mapping[str, str] | None, info: Mapping[str, Any]) -> dic
     policy = str(settings.get("maxmemory-policy", info.get("maxmemory_policy", _UNKNOWN)))
     if limit == "0" or policy == "noeviction":
         return {}
-    # Also one of the volatile ones: the ids expire, and without an id a record that is sent again counts twice.
+    # The volatile policies are wrong, too: they evict the ids, which expire, and then a resent record counts twice.
     return {"maxmemory-policy": ("noeviction, where maxmemory is set", policy)}
 
 
@@ -66,10 +67,10 @@ def _of_role(info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _of_release(info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    if "valkey_version" in info:  # its redis_version is that which it is compatible with
+    if "valkey_version" in info:  # its redis_version is the one that it is compatible with
         return {}
-    told = str(info.get("redis_version", "not known"))
-    numbers = re.match(r"(\d+)\.(\d+)", told)
+    release = str(info.get("redis_version", "not known"))
+    numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers and tuple(map(int, numbers.groups())) >= MIN_REDIS:
         return {}
-    return {"redis_version": (f"at least {'.'.join(map(str, MIN_REDIS))}", told)}
+    return {"redis_version": (f"at least {'.'.join(map(str, MIN_REDIS))}", release)}

@@ -10,8 +10,7 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 
-#: Memory for the tasks and primitives that are remembered, and as much again for their texts: a client could send
-#: new ones for ever.
+#: Bytes of the tasks and primitives that are remembered, and as many for their texts. Clients may send new ones for ever.
 _REMEMBERED_BYTES = 8 << 20
 
 
@@ -23,14 +22,14 @@ class RecordLines:
     Parameters
     ----------
     max_bytes : int
-        Memory for what is remembered of texts that were read, and as much for texts that were written.
+        Bytes of the tasks and primitives that are remembered when reading, and as many for the texts when writing.
     """
 
     def __init__(self, max_bytes: int = _REMEMBERED_BYTES) -> None:
-        #: For logs, whose records are written, too.
+        #: Also reads the records of logs.
         self.parser = RecordParser(max_bytes)
-        # By identity, for hashing a primitive takes longer than all else. What it is the text of is kept with it, so that no
-        # other object gets its id.
+        # By identity, since hashing a primitive takes longer than all else. Each entry holds its object, so that no other
+        # object gets its id.
         self._texts: BoundedCache[int, tuple[Task | Primitive, str]] = BoundedCache(max_bytes)
 
     def parse(self, text: str) -> Record:

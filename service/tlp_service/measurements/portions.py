@@ -1,4 +1,4 @@
-"""Takes entries off the stream for a consumer, in portions that are bounded by their bytes, too."""
+"""Takes entries from the stream for a consumer, in portions bounded by count and by bytes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from tlp_service.measurements.stream import GROUP, STREAM
 
-# XREADGROUP counts entries only, and one entry may be as large as a body. So it is asked for one at a time, on the server.
-# ARGV: group, consumer, '>' for new ones or the id after which pending ones are wanted, entries and bytes at most.
+# XREADGROUP bounds only the number of entries, and one entry may be as large as a body. So this script takes one at a time.
+# ARGV: group, consumer, '>' for new entries or an id for the pending ones after it, maximum entries, maximum bytes.
 _TAKE = """
 local taken, bytes, after = {}, 0, ARGV[3]
 while #taken < tonumber(ARGV[4]) and bytes < tonumber(ARGV[5]) do
@@ -49,12 +49,12 @@ Message = tuple[str, dict[str, str]]
 
 
 class Portions:
-    """Entries for one consumer of the recorder's group, as pairs of id and fields; those of an entry that is gone are empty.
+    """Entries for one consumer of the recorder's group, as pairs of id and fields. A deleted entry has no fields.
 
     Parameters
     ----------
     client : Redis
-        Whose answers are text.
+        Client that decodes answers to text.
     consumer : str
         Name of the consumer.
     """
@@ -73,7 +73,7 @@ class Portions:
         """Return entries that no consumer was given yet; waits for the first one."""
         if taken := self._portion(">", count, nbytes):
             return taken
-        # A script cannot wait.
+        # A script cannot block, so the first entry is waited for without one.
         answer = self._client.xreadgroup(
             GROUP, self._consumer, {STREAM: ">"}, count=1, block=int(wait_s * 1000)
         )
@@ -102,7 +102,7 @@ def _present(message: list[Any]) -> tuple[str, list[str]]:
 
 
 def byte_text(text: str) -> bytes:
-    """Return the bytes that a text was read from, UTF-8 or not; hiredis takes no surrogates."""
+    """Return the bytes from which a text was decoded, UTF-8 or not; hiredis does not encode surrogates."""
     return text.encode(errors="surrogateescape")
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 __all__ = ["DEAD", "GROUP", "Moved", "Recorder"]
 
-#: Entries of one batch, and bytes: a batch ends with the entry that reaches them. As objects they take some ten times that.
+#: Bounds of a batch: it ends with the entry that reaches either. In memory, entries take about ten times their bytes.
 _BATCH, _MAX_BATCH_BYTES = 2000, 8 << 20
 #: Seconds that a batch is waited for, and after which it is taken from a consumer that has not finished it.
 _WAIT_S, _CLAIM_S = 1.0, 60.0
@@ -40,8 +40,8 @@ _GATHER_S = 0.5
 #: Seconds until the stream is asked again after it could not be reached.
 _PAUSE_S = 1.0
 
-# A server over its maxmemory takes no new group, unless a script begins with a write that needs no memory: by its documentation the
-# rest of that script is then allowed.
+# A server over its maxmemory refuses to create a group. It allows a script whose first write needs no memory, so this one
+# begins with DEL.
 _CREATE_GROUP = """
 redis.call('DEL', KEYS[2])
 return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
@@ -53,12 +53,12 @@ _Read = tuple[str, Entry, Record]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of a batch.
+    """The result of moving a batch.
 
     Parameters
     ----------
     records : list of (Entry, Record)
-        In the store now.
+        Entries that are in the store now.
     times_s : list of float
         When each came into the stream, in seconds since 1970.
     dead : dict
@@ -95,7 +95,7 @@ class Recorder:
 
     def __init__(self, url: str, store: RecordStore, name: str) -> None:
         # Longer than a blocking read; a server that hangs must not hang this process.
-        # Nothing is sent again unseen: what a lost answer held would stay with this consumer, and wait for a minute.
+        # No automatic retries: entries of a lost answer would stay pending for this consumer until they are claimed.
         self._client: Any = connect(url, timeout_s=10 + _WAIT_S, encoding_errors="surrogateescape", retries=0)
         self._portions = Portions(self._client, name)
         self._dead_letters = DeadLetters(self._client)
@@ -196,9 +196,11 @@ class Recorder:
                     read.append((id_, entry, self._parser.parse(entry.record)))
             except InvalidInput as error:
                 dead[id_] = str(error)
-            except MemoryError:  # which is not the entry's fault
+            except MemoryError:  # not the fault of the entry
                 raise
-            except Exception as error:  # whatever one entry does to the parser, the others are to be stored
+            except (
+                Exception
+            ) as error:  # one entry that breaks the parser must not keep the others from being stored
                 log.exception("entry %s of the measurement stream cannot be read", id_)
                 dead[id_] = f"it cannot be read: {type(error).__name__}"
         reasons: dict[str, Exception] = {}

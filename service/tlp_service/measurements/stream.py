@@ -18,7 +18,7 @@ from tlp_service.redis_url import connect_asyncio
 # The braces put all keys into one slot of a Redis cluster.
 STREAM = "{tlp}:measurements"
 SEEN = "{tlp}:measurement:"
-#: A key that is written to find out whether one can be, and is gone in the same step.
+#: Key that the write probe writes and deletes in one script.
 PROBE = "{tlp}:probe"
 #: The recorder's consumer group.
 GROUP = "store"
@@ -26,9 +26,10 @@ GROUP = "store"
 QUALITY = "{tlp}:quality"
 
 # One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
-# A new stream gets the recorder's group with it: a server that is full takes no new group, and would never be emptied.
-# ARGV: seconds an id is remembered, the entries as MessagePack (one argument, where thousands would take longer to send than to
-# write), the group. Returns the positions of the entries whose id was there already; they are few.
+# The script creates the recorder's group together with a new stream. A full server would refuse to create the group later,
+# and could never be emptied.
+# ARGV: seconds for which an id is remembered; the entries as MessagePack, since thousands of arguments would take longer to
+# send than to write; the group. Returns the positions of entries whose id is known already, which are few.
 _APPEND = """
 local known = {}
 if redis.call('EXISTS', KEYS[1]) == 0 then
@@ -53,8 +54,8 @@ return known
 #: Entries of one call. Nothing else is done by the server meanwhile.
 _RECORDS_A_CALL = 1000
 
-# Does what _APPEND does, so it fails where that would: on a replica, over maxmemory, without a permission, with a full disk. Leaves
-# nothing behind.
+# Uses the commands of _APPEND, so it fails when that would: on a replica, over maxmemory, without a permission, with a full
+# disk. It leaves nothing behind.
 _TRY = """
 redis.call('XLEN', KEYS[1])
 redis.call('SET', KEYS[2], 1, 'EX', 60, 'NX')
@@ -64,7 +65,7 @@ redis.call('DEL', KEYS[2])
 return 1
 """
 
-#: Connections that append at a time, and those of health checks and scrapes, which must not wait behind appends.
+#: Maximum connections for appends, and for health checks and scrapes, which must not wait behind appends.
 _APPENDING, _CHECKING = 16, 4
 #: Seconds that an append may take.
 _APPEND_TIMEOUT_S = 10.0
@@ -161,11 +162,11 @@ class MeasurementStream:
         NotReady
             If the server cannot be reached.
         """
-        told = await _soon(self._checks.get(QUALITY))
-        return None if told is None else str(told).encode(errors="replace")
+        document = await _soon(self._checks.get(QUALITY))
+        return None if document is None else str(document).encode(errors="replace")
 
     async def weaknesses(self) -> list[str]:
-        """Return why an acknowledged measurement could be lost with the Redis server, see `guarantee.weaknesses`.
+        """Return how the Redis server could lose acknowledged measurements, see `guarantee.weaknesses`.
 
         Raises
         ------
@@ -185,7 +186,7 @@ class MeasurementStream:
 
 
 async def _allowed(answer: Awaitable[Any]) -> Any:
-    """Return an answer of the server, or None where it does not allow the question: most hosted ones allow no CONFIG."""
+    """Return the answer to a command, or None if the server does not allow it; most hosted ones do not allow CONFIG."""
     try:
         return await asyncio.wait_for(answer, LIMIT_S)
     except ResponseError:

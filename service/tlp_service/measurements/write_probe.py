@@ -1,4 +1,4 @@
-"""Whether measurements can be written now, found by writing."""
+"""Finds out whether measurements can be written now, by trying a write."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tlp_service.measurements.faults import cause_of
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which what is known counts as the present: probes of many askers come to one write a second.
+#: Seconds for which a result counts as current, so that any number of checks cause at most one write per second.
 _FRESH_S = 1.0
-#: Seconds after which a write that has not been answered counts as failed.
+#: Seconds after which a write without an answer counts as failed.
 LIMIT_S = 2.0
 
 
 class WriteProbe:
-    """Tries a write when somebody asks, at most once a second, and remembers what came of it. For one event loop.
+    """Tries a write on request, at most once per second, and remembers the result. For one event loop.
 
     Parameters
     ----------
     write : callable
-        Writes what shows whether a measurement could be written; raises what that would raise.
+        Tries a write; raises what writing a measurement would raise.
     clock : callable
         Seconds, monotonic.
     """
@@ -40,12 +40,12 @@ class WriteProbe:
         self._trying: asyncio.Task[None] | None = None
 
     async def reason(self, wait_s: float | None = None) -> str | None:
-        """Return why nothing can be written, or None where it can.
+        """Return why measurements can't be written, or None if they can.
 
         Parameters
         ----------
         wait_s : float or None
-            Seconds to wait for a write under way; after that the answer is what was known before. None waits for its end.
+            Seconds to wait for a write in progress; then the previous result is returned. None waits until it ends.
         """
         if self._known_s is None or self._clock() - self._known_s >= _FRESH_S:
             if self._trying is None:
@@ -54,17 +54,19 @@ class WriteProbe:
         return self._reason
 
     def note(self, error: BaseException | None) -> None:
-        """Take in what became of a write: None if it succeeded."""
+        """Note the result of a write: its error, or None if it succeeded."""
         reason = None if error is None else cause_of(error)
         if reason != self._reason:
             if reason is not None:
-                log.warning("measurements cannot be kept, the stream's server fails: %s (%s)", reason, error)
+                log.warning(
+                    "measurements cannot be kept: the server of the stream fails: %s (%s)", reason, error
+                )
             elif self._known_s is not None:
                 log.info("measurements can be kept again")
         self._reason, self._known_s = reason, self._clock()
 
     def close(self) -> None:
-        """Give up the write that is under way."""
+        """Cancel the write in progress."""
         if self._trying is not None:
             self._trying.cancel()
 
@@ -74,7 +76,7 @@ class WriteProbe:
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             self.note(error)
         except Exception as error:
-            log.exception("the write that is tried failed in a way that is not known")
+            log.exception("the write probe failed unexpectedly")
             self.note(error)
         else:
             self.note(None)

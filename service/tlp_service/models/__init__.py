@@ -2,5 +2,5 @@
 
 from tlp_service.scratch import use_scratch_folder
 
-# torch's optimizers and its exporter import the compiler, which makes a folder in /tmp and reads files there by name.
+# The optimizers and the exporter of torch import its compiler, which makes a folder in /tmp with a predictable name.
 use_scratch_folder("TORCHINDUCTOR_CACHE_DIR")

@@ -1,4 +1,4 @@
-"""Making one file of several of a platform, and which."""
+"""Merges files of a platform into one, and chooses which."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def merge(
     parts: Sequence[pa.Table],
     aside: Path,
 ) -> int:
-    """Make one file of some of a platform's files and of further rows, a step at a time.
+    """Merge some files of a platform and further rows into one file, in steps of bounded memory.
 
     Parameters
     ----------
     folder : PlatformFolder
-        Of the platform, opened by the one process that writes.
+        Folder of the platform; the caller holds the store's lock.
     choose : callable
-        Returns which of the files are made one, of those that can be read.
+        Gets the readable files, and returns those to merge.
     parts : sequence of pa.Table
         Further rows, of `SCHEMA`.
     aside : Path
-        Where the file is written before it takes its place.
+        Where the new file is written before it is renamed.
 
     Returns
     -------
     int
-        How many of the further rows are new.
+        Number of further rows that are new.
 
     Raises
     ------
     DamagedRecords
-        If a file proves to be damaged. Nothing is changed then.
+        If a file is damaged. Nothing has been changed then.
     """
     with folder.opened() as opened:
         files = choose(opened)
@@ -61,7 +61,7 @@ def merge(
             chain.from_iterable(part.to_batches(MAX_STEP_ROWS) for part in parts),
         )
         write_file(filtered(rows, is_new), aside)
-    # What cannot be read, or is not to be merged, stays.
+    # Files that cannot be read, or were not chosen, stay.
     is_all = paths == folder.files()
     place = folder.path / RECORDS if is_all else paths[0] if paths else new_part(folder.path)
     os.replace(aside, place)
@@ -75,8 +75,8 @@ def merge(
 def newest(files: list[StoredFile], min_files: int) -> list[StoredFile]:
     """Return the newest files: at least `min_files`, extended until the next older one holds more rows than all of them.
 
-    Made one, they leave ever larger files behind them (size-tiered compaction), so a row is written anew about as often as the number of
-    rows has doubled since it came, and not each time that a few more have come.
+    This is size-tiered compaction: a row is rewritten about as often as the number of rows doubles after its arrival, and not with
+    every few new files.
     """
     found: list[StoredFile] = []
     rows = 0
@@ -89,5 +89,5 @@ def newest(files: list[StoredFile], min_files: int) -> list[StoredFile]:
 
 
 def new_part(folder: Path) -> Path:
-    """Return a path for rows that come after all that are there."""
+    """Return the path of a new file, which sorts after all existing ones."""
     return folder / f"part-{time.time_ns():020}-{secrets.token_hex(4)}.parquet"

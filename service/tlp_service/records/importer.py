@@ -24,7 +24,7 @@ from tlp_service.records.store import RecordStore
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the lines whose rows a process holds before it writes them, and batches of logs that a process reads.
+#: Bytes of lines after which a process writes their rows, and number of batches of logs per process.
 _MAX_HELD_BYTES, _BATCHES = 64 << 20, 16
 
 #: logs, how to tell their platforms, and where their rows go
@@ -64,7 +64,7 @@ class ImportSummary:
         self.refused += other.refused
 
     def add_refused(self, refused: Sequence[RefusedLine]) -> None:
-        """Add lines that are no records."""
+        """Add refused lines."""
         self.refused += refused
         for line in refused:
             self.left_out[f"refused line, {line.cause}"] += line.lines
@@ -137,7 +137,7 @@ def _divided(paths: Sequence[Path], batches: int) -> Iterator[list[Path]]:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a log, 0 where it is gone since it was found: reading it says so."""
+    """Return the size of a log; 0 if it is gone, which is reported when it is read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -155,7 +155,7 @@ def _read_all(batches: Sequence[_Batch], processes: int) -> Iterator[ImportSumma
         yield from pool.map(_read_batch, ordered)
 
 
-#: one a process: logs share their primitives
+#: One per process, since logs share their primitives.
 _PARSER, _TEXTS = RecordParser(), Texts()
 
 

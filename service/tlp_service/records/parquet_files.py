@@ -1,4 +1,4 @@
-"""Writing the files of a record store, so that a crash leaves all of one or nothing."""
+"""Writes the files of a record store, so that a crash leaves a complete file or none."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from tlp_service.records.schema import REPEATED, SCHEMA
 from tlp_service.records.stored_file import in_steps
 
-#: Rows at which a row group is full, and bytes in memory at which it is full with fewer: who reads it holds its largest page.
+#: Rows and bytes in memory at which a row group is complete. A reader needs memory for its largest page.
 _GROUP_ROWS, _MAX_GROUP_BYTES = 20_000, 64 << 20
 
 
 def write_file(batches: Iterable[pa.RecordBatch], path: Path) -> None:
-    """Write rows of `SCHEMA`, and wait until they are on disk. No more than a row group of them is held at a time."""
+    """Write rows of `SCHEMA`, and wait until they are on disk. At most one row group is in memory at a time."""
     with pq.ParquetWriter(
         path, SCHEMA, compression="zstd", use_dictionary=REPEATED, write_page_checksum=True
     ) as writer:

@@ -1,4 +1,4 @@
-"""The files of one platform of a record store: which they are, reading them, and setting aside those that are damaged."""
+"""The files of one platform of a record store: lists them, reads them, and sets damaged ones aside."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: the number of records of a platform -> places of those that are wanted
+#: Function from the number of records of a platform to the positions of the wanted ones.
 Choose: TypeAlias = Callable[[int], npt.NDArray[np.int64]]
 
-#: A file as it was when it was opened: path, inode, size, time of its last change.
+#: Identifies the content of a file: path, inode, size, time of its last change.
 FileState: TypeAlias = tuple[Path, int, int, int]
 
+#: Name of the compacted file, and pattern of the names of the others.
 RECORDS = "records.parquet"
 _PART = re.compile(r"part-.*\.parquet", re.DOTALL)
-#: Faults of the process that looks, and not of the file that it looks at.
+#: Errors of this process, which say nothing about the file.
 _OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
-#: Times that a platform's files are looked for, should they be compacted meanwhile.
+#: How often the files of a platform are listed again because they were compacted meanwhile.
 _READ_TRIES = 10
 
 
 class PlatformFolder:
-    """The folder of a platform.
+    """The folder of a platform in a record store.
 
     Parameters
     ----------
     path : Path
         The folder.
     platform : str
-        Its platform.
+        Name of the platform.
     lock : callable
-        Returns a context in which this process alone may write; one that does nothing where it does so already.
+        Returns a context with exclusive write access to the store; an empty one if the caller has it already.
     warn : callable
-        Gets each warning, the same one as often as it is found.
+        Gets each warning, possibly several times.
     is_writing : bool
-        Whether its files are about to be replaced. What cannot be seen then is an error, for it would be overwritten.
+        Whether the caller is about to replace files. A file that cannot be read is then an error, since it would be overwritten.
     """
 
     def __init__(
@@ -74,8 +75,7 @@ class PlatformFolder:
     def files(self) -> list[Path]:
         """Return the files of records, the oldest first.
 
-        This is what it means for a platform to have records. Other names are of other programs, such as the
-        ``._records.parquet`` of a Mac.
+        Only these files count as records. Other names belong to other programs, such as ``._records.parquet`` of macOS.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class PlatformFolder:
 
     @contextmanager
     def opened(self) -> Iterator[list[StoredFile]]:
-        """Open the files that can be read, the oldest first; set aside what is damaged, and pass over what else cannot be read."""
+        """Open the readable files, the oldest first; set damaged ones aside, and skip others that cannot be read."""
         with contextlib.ExitStack() as stack:
             yield _retried(lambda: self._open_all(stack))
 
@@ -101,7 +101,7 @@ class PlatformFolder:
         Raises
         ------
         FileNotFoundError
-            If there is no file that can be read.
+            If no file can be read.
         """
         with self.opened() as files:
             tables = [rows for file in files if (rows := self._rows(file, ["id", *columns])) is not None]
@@ -111,7 +111,7 @@ class PlatformFolder:
         return rows.filter(is_first(rows.column(0))).select(range(1, len(columns) + 1))
 
     def batches(self, columns: Sequence[str], choose: Choose | None) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the records, a step at a time; nothing where there is no file that can be read."""
+        """Yield some columns of the records in steps of bounded size; nothing if no file can be read."""
         with self.opened() as opened:
             known = [(file, ids) for file in opened if (ids := self._rows(file, ["id"])) is not None]
             if not known:
@@ -127,21 +127,21 @@ class PlatformFolder:
                     self.set_aside(damage)
 
     def count(self, known: Mapping[FileState, int]) -> dict[FileState, int]:
-        """Return the number of rows of each file that can be read; of those that are known and unchanged without opening them."""
+        """Return the number of rows of each readable file; known files that have not changed are not opened."""
         return _retried(lambda: self._count(known))
 
     def set_aside(self, damage: DamagedRecords) -> None:
-        """Give a damaged file a name under which nobody reads it, or warn that this cannot be done.
+        """Rename a damaged file so that nobody reads it, or warn that it cannot be renamed.
 
         Raises
         ------
         OSError
-            If it cannot be done by one who is about to write.
+            If it cannot be renamed, and the caller is about to write.
         """
         path = damage.path
         try:
             with self._lock():
-                if not self._is_damaged(path):  # replaced since it was looked at
+                if not self._is_damaged(path):  # another process has replaced it
                     return
                 aside = _unused(path.with_name(f"{path.name}.damaged"))
                 os.replace(path, aside)
@@ -149,7 +149,7 @@ class PlatformFolder:
         except OSError as error:
             if self._is_writing:
                 raise
-            self._warn(f"{damage}; it is passed over where it is, for it cannot be renamed: {error.strerror}")
+            self._warn(f"{damage}; it is skipped, since it cannot be renamed: {error.strerror}")
 
     def _count(self, known: Mapping[FileState, int]) -> dict[FileState, int]:
         counts = {}
@@ -180,13 +180,13 @@ class PlatformFolder:
         return files
 
     def _paths(self) -> list[Path]:
-        """Return what `files` does, or nothing if the folder cannot be listed."""
+        """Return what `files` returns, or an empty list if the folder cannot be listed."""
         try:
             return self.files()
         except OSError as error:
             if self._is_writing:
                 raise
-            self._warn(f"{self.path} cannot be read and is passed over: {error.strerror}")
+            self._warn(f"{self.path} cannot be read and is skipped: {error.strerror}")
             return []
 
     def _open(self, path: Path) -> StoredFile | None:
@@ -199,8 +199,8 @@ class PlatformFolder:
         except OSError as error:
             if error.errno is None or error.errno in _OF_THIS_PROCESS:
                 raise
-            # Arrow's own text names the file once more.
-            self._warn(f"{path} cannot be read and is passed over: {os.strerror(error.errno)}")
+            # Arrow's own message would name the file again.
+            self._warn(f"{path} cannot be read and is skipped: {os.strerror(error.errno)}")
         return None
 
     def _is_damaged(self, path: Path) -> bool:
@@ -215,7 +215,7 @@ class PlatformFolder:
 
 
 def filtered(batches: Iterable[pa.RecordBatch], is_wanted: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
-    """Yield those rows of batches that are wanted."""
+    """Yield the wanted rows of batches."""
     begin = 0
     for batch in batches:
         mask = is_wanted[begin : begin + len(batch)]
@@ -227,13 +227,13 @@ def filtered(batches: Iterable[pa.RecordBatch], is_wanted: npt.NDArray[np.bool_]
 
 
 def _unused(path: Path) -> Path:
-    """Return a path, with a number where something is there already: what was set aside before stays."""
+    """Return an unused path, with a number appended if needed, so that nothing is overwritten."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(p for p in chain([path], numbered) if not os.path.lexists(p))
 
 
 def _retried(look: Callable[[], T]) -> T:
-    """Return what a look at a platform's files gives, again if some were compacted since they were listed."""
+    """Return what `look` returns; call it again if files were compacted after it listed them."""
     for _ in range(_READ_TRIES):
         with contextlib.suppress(FileNotFoundError):
             return look()

@@ -1,4 +1,4 @@
-"""Notes of a record store on the lines of logs that are no records: where they stand, and why."""
+"""Notes the refused lines of imported logs in a record store: their places and the reasons."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ QUARANTINE = "quarantine.jsonl"
 
 
 def note_refused(folder: Path, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
-    """Note the lines of logs that are no records, in place of what was noted of these logs before.
+    """Note the refused lines of logs, and replace earlier notes on the same logs.
 
     Parameters
     ----------
     folder : Path
-        Of the store.
+        Folder of the store.
     refused : sequence of RefusedLine
         The lines.
     sources : collection of str
-        All logs that were read. A line that was being written at an earlier import may be whole now.
+        All logs that were read. A line that was incomplete at an earlier import may be complete now.
     """
     path = folder / QUARANTINE
     before = path.read_bytes().splitlines() if path.exists() else []
@@ -37,7 +37,7 @@ def note_refused(folder: Path, refused: Sequence[RefusedLine], sources: Collecti
 
 
 def _notes(lines: Iterable[bytes], path: Path) -> list[dict[str, object]]:
-    """Return the notes of an earlier import, without those that are damaged: nothing but notes is lost with them."""
+    """Return the notes of earlier imports without damaged ones, which cost no records."""
     notes, damaged = [], 0
     for line in lines:
         try:

@@ -25,8 +25,8 @@ from tlp_service.records.stored_file import value_bytes
 
 log = logging.getLogger(__name__)
 
-#: Bytes that a value may have, by column: the bounds of a record, beyond which Python objects would take many times the size of
-#: the file. A character of a task's texts has at most four.
+#: Maximum bytes of a value by column. Beyond these bounds of a record, Python objects could take many times the size of the file.
+#: A character has at most four bytes.
 _MAX_BYTES = {
     "primitives": MAX_LINE_BYTES,
     "costs": 8 * MAX_COSTS,
@@ -46,7 +46,7 @@ _COLUMNS = (
     "log_version",
 )
 
-#: Memory for the primitives that are remembered.
+#: Bytes of the primitives that are remembered.
 _PRIMITIVES_BYTES = 64 << 20
 
 
@@ -55,8 +55,9 @@ def stored_records(
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for all records of a store, or of some platforms, failed runs, too.
 
-    Of a platform with more than `most` records these are a mix: half came last, half are drawn from all before. What no server
-    would take today is left out, and counted in the log: it may have come before there were bounds, or from another program.
+    Of a platform with more than `most` records these are a mix: half came last, half are drawn from all before. Records
+    beyond the bounds of today's servers are left out, and their number is logged: an earlier release or another program may have
+    written them.
     """
     reader = _Reader()
     for platform in platforms if platforms is not None else store.platforms:
@@ -65,7 +66,7 @@ def stored_records(
             yield from zip(repeat(platform), reader.records(batch))
         if reader.left_out:
             log.warning(
-                "%s: %d records are left out: they cannot be read, or have more than %d bytes of primitives or %d costs",
+                "%s: %d records are left out: they cannot be read, or have more than %d bytes of primitives or more than %d costs",
                 platform,
                 reader.left_out,
                 MAX_LINE_BYTES,
@@ -103,7 +104,7 @@ def _mix_of(most: int) -> Choose:
 
 
 class _Reader:
-    """Makes records of rows, and counts those of which it cannot."""
+    """Makes records from rows, and counts rows that are not valid records."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -138,13 +139,13 @@ class _Reader:
 
 
 class _PrimitiveReader:
-    """Reads the JSON text of candidates; each distinct primitive is parsed once and is one object (bounded)."""
+    """Reads the JSON text of candidates. It parses each distinct primitive once, within a bounded cache."""
 
     def __init__(self) -> None:
         self._known: BoundedCache[str, Primitive] = BoundedCache(_PRIMITIVES_BYTES)
 
     def read(self, text: str) -> tuple[Primitive, ...]:
-        """Return the primitives of a candidate; raise `ValueError` or `InvalidInput` where it is none."""
+        """Return the primitives of a candidate; raise `ValueError` or `InvalidInput` if the text is not valid."""
         if text == "[]":
             return ()
         # A primitive begins with its kind, a string, and none has a list that is followed by one that does so.
@@ -155,7 +156,7 @@ class _PrimitiveReader:
             pass
         try:
             return tuple(map(self._piece, pieces))
-        except (ValueError, InvalidInput):  # another program wrote it with blanks, or it is none
+        except (ValueError, InvalidInput):  # the text has blanks of another program, or is invalid
             steps = json.loads(text)
             if not isinstance(steps, list):
                 raise InvalidPrimitive("the primitives of a candidate are a list") from None

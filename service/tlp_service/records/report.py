@@ -19,12 +19,12 @@ def title_lines(store: RecordStore) -> list[str]:
 
 
 def platform_lines(store: RecordStore) -> Iterator[str]:
-    """Yield a line for each platform that has records which can be read.
+    """Yield a line for each platform with readable records.
 
-    It holds records, failed runs, tasks, and how those of them that have a run that did not fail are split.
+    The line contains the number of records, failed runs and tasks, and how tasks with at least one valid run are split.
     """
     for platform in store.platforms:
-        # A task's key as it is spelt -> records, and those that did not fail.
+        # Workload key, not canonical -> number of records, and of valid runs.
         records: Counter[str] = Counter()
         valid: Counter[str] = Counter()
         for batch in store.batches(platform, ["workload_key", "error_no", "costs"]):

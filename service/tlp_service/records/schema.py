@@ -18,7 +18,7 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
 #: `primitives` is the JSON text of the steps, as it stands in the log; `costs` are seconds, and mean nothing where `error_no` is not 0.
-#: A column that is nullable may be missing in a file, and reads as nulls then. So each new column is nullable: no store needs migrating.
+#: A column that is nullable may be missing in a file, and reads as nulls then. So every new column is nullable, and no store has to be migrated.
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.binary(16), nullable=False),
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
 
 
-#: Memory for primitives and their texts.
+#: Bytes of the primitives and texts that are remembered.
 _TEXTS_BYTES = 64 << 20
 
 
@@ -51,7 +51,7 @@ class Texts:
     Parameters
     ----------
     max_bytes : int
-        Memory for what is remembered.
+        Bytes of the primitives and texts that are remembered.
     """
 
     def __init__(self, max_bytes: int = _TEXTS_BYTES) -> None:

@@ -12,9 +12,9 @@
 A file is written aside and then renamed, so a reader or a crash finds all of it or nothing. A row may stand in two files, after
 a crash or a batch that came twice; it is read once.
 
-The name of a folder says the platform of all rows in it, whatever is written in them: who renames a folder renames a platform.
-A file that is damaged is set aside as ``….damaged`` and named in the log. Where the store cannot be written, it stays and is passed
-over. Neither keeps other files and platforms from being read, nor new rows from being written.
+The name of a folder decides the platform of all rows in it, so renaming a folder renames a platform.
+A damaged file is renamed to ``….damaged`` and logged. If the store is read-only, the file is skipped instead. In both cases
+other files and platforms can still be read, and new rows can be written.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 FORM = 1
 NOTE = "store.json"
 _PLATFORM = "platform="
-#: Files of a platform, beside that of its first records, at which the newest are made one.
-_MOST_PARTS = 32
-#: Begin of the names of folders on the way in, and the age in seconds at which one is nobody's any more.
+#: Number of files of a platform, without the compacted one, at which the newest are merged.
+_MAX_PARTS = 32
+#: Prefix of temporary folders, and the age in seconds at which one counts as left over.
 _INCOMING, _LEFT_S = ".incoming-", 86_400
 #: Warnings that are remembered, so that each is logged once.
 _MAX_WARNED = 1_000
@@ -81,7 +81,7 @@ class RecordStore:
         self._max_wait_s = max_wait_s
         self.seed = self._read_seed()
         self._warned: set[str] = set()
-        # Of the files that there are: a trainer counts every few seconds.
+        # Rows of the existing files, since a trainer counts them every few seconds.
         self._known_rows: dict[FileState, int] = {}
 
     @classmethod
@@ -107,7 +107,7 @@ class RecordStore:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """Platforms that have files of records, sorted; whether these can be read is seen when they are."""
+        """Sorted platforms that have files of records. The files may still turn out to be unreadable."""
         folders = self.folder.glob(f"{_PLATFORM}*")
         names = sorted(folder.name.removeprefix(_PLATFORM) for folder in folders)
         return tuple(filter(self._has_files, names))
@@ -118,28 +118,28 @@ class RecordStore:
         Raises
         ------
         FileNotFoundError
-            If the platform has no records that can be read.
+            If no file of the platform can be read.
         """
         return self._folder(platform).read(SCHEMA.names if columns is None else columns)
 
     def batches(
         self, platform: str, columns: Sequence[str], choose: Choose | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a platform, some columns of them, some megabytes at a time.
+        """Yield some columns of the records of a platform, in steps of bounded size.
 
         Parameters
         ----------
         platform : str
-            Whose. Nothing is yielded of one that has no records that can be read.
+            Platform of the records. If none can be read, nothing is yielded.
         columns : sequence of str
-            Which columns.
+            Names of the columns.
         choose : callable or None
-            Gets the number of records, and returns the places of those that are wanted, ascending; None for all.
+            Gets the number of records, and returns the positions of the wanted ones in ascending order; None for all.
         """
         return self._folder(platform).batches(columns, choose)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of rows of each platform; those that stand in two files until they are compacted count twice."""
+        """Return the number of rows of each platform. A row in two files counts twice until they are compacted."""
         counts = {platform: self._folder(platform).count(self._known_rows) for platform in self.platforms}
         self._known_rows = {state: rows for found in counts.values() for state, rows in found.items()}
         return {platform: total for platform, found in counts.items() if (total := sum(found.values()))}
@@ -178,9 +178,9 @@ class RecordStore:
             self._compact_newest(folder)
 
     def _compact_newest(self, folder: PlatformFolder) -> None:
-        """Make the newest files of a platform one. Where that fails, all rows are there still, and it is tried again some files later."""
+        """Merge the newest files of a platform. If that fails, no row is lost, and it is tried again some files later."""
         try:
-            self._merge(folder, lambda files: newest(files, _MOST_PARTS // 2))
+            self._merge(folder, lambda files: newest(files, _MAX_PARTS // 2))
         except (OSError, pa.ArrowException) as error:
             log.warning("%s is not compacted: %s", folder.path, error)
 
@@ -194,7 +194,7 @@ class RecordStore:
 
     @contextmanager
     def incoming(self, place: Path | None = None) -> Iterator[Path]:
-        """Return a folder for files on their way into the store, or into a folder of it; it is removed at the end."""
+        """Lend a temporary folder in the store or in a folder of it, which is removed at the end."""
         folder = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=place or self.folder))
         try:
             yield folder
@@ -212,7 +212,7 @@ class RecordStore:
         with (
             self._writing(),
             ThreadPoolExecutor(os.cpu_count()) as pool,
-        ):  # pyarrow works without the interpreter
+        ):  # pyarrow releases the GIL
             added = pool.map(
                 lambda platform: self._merge(self._made_folder(platform), list, parts[platform]),
                 platforms,
@@ -220,7 +220,7 @@ class RecordStore:
             return dict(zip(platforms, added, strict=True))
 
     def quarantine(self, refused: Sequence[RefusedLine], sources: Collection[str]) -> None:
-        """Note the lines of logs that are no records, see `note_refused`."""
+        """Note the refused lines of logs, see `note_refused`."""
         note_refused(self.folder, refused, sources)
 
     def _merge(
@@ -229,8 +229,8 @@ class RecordStore:
         choose: Callable[[list[StoredFile]], list[StoredFile]],
         parts: Sequence[pa.Table] = (),
     ) -> int:
-        """Make one file of some of a platform's files and of further rows; return how many of those are new."""
-        # In the platform's folder, which may be a link to another disk.
+        """Merge some files of a platform and further rows into one file; return how many of those rows are new."""
+        # In the folder of the platform, which may be a link to another disk.
         with self.incoming(folder.path) as scratch:
             while True:
                 try:
@@ -243,7 +243,7 @@ class RecordStore:
         """Wait until no other process writes, and keep others from it."""
         with alone_in(self.folder, self._max_wait_s):
             for pattern in (f"{_INCOMING}*", f"{_PLATFORM}*/{_INCOMING}*"):
-                for left in self.folder.glob(pattern):  # by a process that was killed
+                for left in self.folder.glob(pattern):  # from a killed process
                     with contextlib.suppress(OSError):
                         if time.time() - left.stat().st_mtime > _LEFT_S:
                             shutil.rmtree(left, ignore_errors=True)
@@ -254,7 +254,7 @@ class RecordStore:
         return PlatformFolder(self.folder / f"{_PLATFORM}{platform}", platform, lock, self._warn, is_writing)
 
     def _made_folder(self, platform: str) -> PlatformFolder:
-        """Return the folder of a platform, made if need be, for one who writes."""
+        """Return the folder of a platform for writing; make it if it does not exist."""
         folder = self._folder(platform, is_writing=True)
         if not folder.path.exists():
             folder.path.mkdir()
@@ -268,15 +268,15 @@ class RecordStore:
                 return False
             read_name(platform, "platform")
         except OSError as error:
-            self._warn(f"{folder.path} cannot be read and is passed over: {error.strerror}")
+            self._warn(f"{folder.path} cannot be read and is skipped: {error.strerror}")
             return False
         except InvalidRequest as error:
-            self._warn(f"{folder.path} is passed over: {error}; rename the folder")
+            self._warn(f"{folder.path} is skipped: {error}; rename the folder")
             return False
         return True
 
     def _warn(self, message: str) -> None:
-        """Log a warning once: a trainer looks every few seconds."""
+        """Log a warning once, since a trainer reads the store every few seconds."""
         if message in self._warned:
             return
         if len(self._warned) >= _MAX_WARNED:
@@ -295,7 +295,7 @@ class RecordStore:
             raise BadRecords(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise BadRecords(
-                f'{path} is damaged: expected {{"form": {FORM}, "seed": N}}; write it anew, '
+                f'{path} is damaged: expected {{"form": {FORM}, "seed": N}}; write it again, '
                 "with the seed that `tlp records show` printed (0 unless --seed was given)"
             ) from None
         if form != FORM:

@@ -1,4 +1,4 @@
-"""One Parquet file of a record store, which a crash may have cut, or another program have written anew."""
+"""Reads a Parquet file of a record store, which may be truncated or rewritten by another program."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ import pyarrow.parquet as pq
 from tlp_service.errors import DamagedRecords
 from tlp_service.records.schema import SCHEMA
 
-#: Bytes of rows in memory, and rows, that one step of reading or writing takes. A single row that is larger is a step of its own.
+#: Maximum bytes in memory and rows of one step of reading or writing. A larger single row is a step of its own.
 MAX_STEP_BYTES, MAX_STEP_ROWS = 16 << 20, 10_000
-#: Bytes of one column that are read from the disk at a time.
+#: Bytes of a column that are read from disk at a time.
 _READ_BYTES = 1 << 18
 
 
 class StoredFile:
-    """A file of a record store, opened for reading; it stays what it was when another one replaces it.
+    """A file of a record store, opened for reading. It stays readable if another file replaces it.
 
-    Columns are found by their names and cast to those of `SCHEMA`, so that it does not matter which program wrote the file: columns may
-    stand in any order, and others beside them. A nullable column that is missing reads as nulls. `platform` is never read: it is
-    what the name of the folder says.
+    Columns are found by name and cast to the types of `SCHEMA`, so files of other programs can be read, too: columns may be in any
+    order, and there may be others. A missing nullable column reads as nulls. `platform` is never read from the file, since
+    the name of the folder decides it.
 
     Parameters
     ----------
     path : Path
         The file.
     platform : str
-        Platform of its rows.
+        Platform of the rows.
     schema : pa.Schema
-        What the rows are to be.
+        Schema of the rows.
 
     Raises
     ------
     DamagedRecords
-        If it is no Parquet file, or lacks a column that is needed, or holds one that cannot be cast.
+        If it is not a Parquet file, lacks a required column, or has one that cannot be cast.
     OSError
-        If the disk or its permissions keep it from being read.
+        If the disk or permissions keep it from being read.
     """
 
     def __init__(self, path: Path, platform: str, schema: pa.Schema = SCHEMA) -> None:
@@ -71,18 +71,18 @@ class StoredFile:
 
     @property
     def rows(self) -> int:
-        """Number of rows, as the footer states it."""
+        """Number of rows according to the footer."""
         return int(self._file.metadata.num_rows)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in their order, some columns of them, in steps of at most `MAX_STEP_BYTES`.
+        """Yield some columns of all rows in order, in steps of at most `MAX_STEP_BYTES`.
 
         Raises
         ------
         DamagedRecords
-            If what follows cannot be read.
+            If the next step cannot be read.
         """
-        # Here, since what is asked for wrongly is no damage.
+        # Outside of `_damage_of`, since an unknown column is a fault of the caller.
         fields = [self._schema.field(name) for name in columns]
         names = self._file.schema_arrow.names
         stored = [name for name in columns if name in names and name != "platform"] or ["id"]
@@ -94,17 +94,15 @@ class StoredFile:
                     for piece in in_steps(batch):
                         yield self._conformed(piece, fields)
                 if rows != self._file.metadata.row_group(number).num_rows:
-                    raise pa.ArrowInvalid(
-                        f"row group {number} holds {rows} rows, which is not what its footer states"
-                    )
+                    raise pa.ArrowInvalid(f"row group {number} has {rows} rows, which contradicts the footer")
 
     def check(self) -> None:
-        """Read all of it.
+        """Read the whole file.
 
         Raises
         ------
         DamagedRecords
-            If a part cannot be read.
+            If a part of it cannot be read.
         """
         for _ in self.batches(self._schema.names):
             pass
@@ -113,7 +111,7 @@ class StoredFile:
         footer, found = self._file.metadata, self._file.schema_arrow
         rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         if min(rows, default=0) < 0 or sum(rows) != footer.num_rows:
-            raise pa.ArrowInvalid("its footer contradicts itself on the number of rows")
+            raise pa.ArrowInvalid("its footer states contradictory numbers of rows")
         for field in self._schema:
             count = found.names.count(field.name)
             if count > 1:
@@ -125,7 +123,7 @@ class StoredFile:
                 _cast(pa.array([], type_), field)
 
     def _step_rows(self, number: int, columns: Sequence[str]) -> int:
-        """Return how many rows of a row group are decoded at a time."""
+        """Return how many rows of a row group to decode at a time."""
         group = self._file.metadata.row_group(number)
         chunks = map(group.column, range(group.num_columns))
         size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
@@ -143,7 +141,7 @@ class StoredFile:
 
 
 def in_steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in slices of at most `MAX_STEP_BYTES`, as they will lie in memory, or of one row."""
+    """Yield a batch in slices of at most `MAX_STEP_BYTES` in memory, or of one row."""
     ends = np.cumsum(sum(map(value_bytes, batch.columns), np.zeros(len(batch), np.int64)))
     start, taken = 0, 0
     while start < len(batch):
@@ -153,9 +151,9 @@ def in_steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the bytes that each value of a column takes in memory; those of a dictionary as often as they stand there."""
+    """Return the bytes of each value of a column in memory; a value of a dictionary counts at each occurrence."""
     if pa.types.is_dictionary(column.type):
-        of_values = np.append(value_bytes(column.dictionary), 0)  # the last is that of a null
+        of_values = np.append(value_bytes(column.dictionary), 0)  # the last element stands for null
         places = column.indices.cast(pa.int64()).fill_null(len(of_values) - 1)
         return np.asarray(of_values[np.asarray(places)], np.int64)
     if _is_list(column.type):
@@ -169,14 +167,14 @@ def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column in the type of a field; raise `pa.ArrowInvalid` where a value would change or is missing."""
+    """Cast a column to the type of a field; raise `pa.ArrowInvalid` if a value would change or is missing."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     try:
-        # Arrow would make numbers of texts and texts of numbers.
+        # Arrow would convert between numbers and texts.
         if _is_text(found) != _is_text(field.type) and not pa.types.is_null(found):
-            raise pa.ArrowInvalid("of another kind")
+            raise pa.ArrowInvalid("text and numbers are not converted")
         if column.type != field.type:
             column = column.cast(field.type)
         column.validate(full=True)
@@ -214,7 +212,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _dictionary_columns(footer: pq.FileMetaData) -> list[str]:
-    """Return the columns that are stored as dictionaries: read as such, a long text that is repeated is held once."""
+    """Return the columns that are stored as dictionaries; read as such, a repeated long text is in memory once."""
     found: set[str] = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -228,20 +226,20 @@ def _check_is_file(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if path.is_symlink():
-            raise pa.ArrowInvalid("it is a link to nothing") from None
+            raise pa.ArrowInvalid("it is a broken link") from None
         raise
-    if not stat.S_ISREG(mode):  # a pipe would be waited for
-        raise pa.ArrowInvalid("it is no file")
+    if not stat.S_ISREG(mode):  # reading a pipe could block for ever
+        raise pa.ArrowInvalid("it is not a regular file")
 
 
 @contextmanager
 def _damage_of(path: Path) -> Iterator[None]:
-    """Say of which file it is that what it holds cannot be read."""
+    """Raise `DamagedRecords` with the path for errors in the content of a file."""
     try:
         yield
     except (pa.ArrowMemoryError, pa.ArrowCancelled):
-        raise  # of this process
+        raise  # not the fault of the file
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk; what a file holds has no number
+            raise  # an error of the disk; errors in the content have no errno
         raise DamagedRecords(path, " ".join(str(error).split())) from None

@@ -28,7 +28,8 @@ class Work(ABC, Generic[Result]):
 
     lane: Hashable = None
     opening: int = 0
-    #: Units that the last slice has found to be left beyond `size`; for work whose extent shows while it is done, in one thread at a time.
+    #: Units that the last slice found to be left beyond `size`, for work whose amount is not known before. Such work runs in
+    #: one thread at a time.
     more: int = 0
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class Executor(Generic[W]):
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server is stopping: what comes is refused."""
+        """Whether the server is stopping, and new work is refused."""
         return self._is_draining
 
     @property
@@ -198,9 +199,8 @@ class Executor(Generic[W]):
             self._changed.notify_all()
         until = time.monotonic() + _CLOSING_S
         for thread in self._threads:
-            thread.join(
-                max(0.0, until - time.monotonic())
-            )  # what hangs in a device must not keep the process
+            # A thread that hangs in a device must not keep the process alive.
+            thread.join(max(0.0, until - time.monotonic()))
         self._refuse(lambda job: True)
 
     def _refuse(self, is_refused: Callable[[Job[W]], bool]) -> None:
@@ -267,7 +267,9 @@ class Executor(Generic[W]):
                 p.job for p in slices if self._queue.returned(p, seconds * p.count / total, p.job.work.more)
             ]
             if any(part.first < part.job.opening or part.job.work.more for part in slices):
-                self._changed.notify(len(self._threads))  # what it opened or found can be taken now
+                self._changed.notify(
+                    len(self._threads)
+                )  # there is new work: candidates after an opening, or units that the slice found
         for job in done:
             try:
                 result = job.work.result()

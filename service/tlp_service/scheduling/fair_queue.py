@@ -167,7 +167,7 @@ class FairQueue(Generic[Work]):
         seconds : float
             For how long it kept all of the processor busy; 0 for what does not tell the rate.
         more : int
-            Units of the job that nobody knew of before. They wait behind the other jobs of its client.
+            Units of the job that were not known before. They are queued behind the other jobs of its client.
         """
         if seconds > 0:
             self._measured = (1 - _NEWNESS) * self._measured + part.count
@@ -247,7 +247,7 @@ class FairQueue(Generic[Work]):
         return part
 
     def _append(self, job: Job[Work], count: int) -> None:
-        """Put a job with so many units behind the others of its client."""
+        """Append `count` units of a job to the queue of its client."""
         client = self._clients.get(job.client)
         if client is None:
             client = _Client(max(self._now, self._idle.pop(job.client, 0.0)), 0)
@@ -259,7 +259,7 @@ class FairQueue(Generic[Work]):
     def _extend(self, job: Job[Work], more: int) -> None:
         had_units_left = job.left > 0
         job.size += more
-        if had_units_left:  # it stands in its client's line
+        if had_units_left:  # the job is still in the queue of its client
             self._clients[job.client].left += more
             self.waiting += more
         else:
@@ -277,7 +277,7 @@ class FairQueue(Generic[Work]):
             self._idle.clear()
             self._now = 0.0
         elif len(self._idle) > _REMEMBERED_CLIENTS:
-            # Others have a tag to make up for, of which the latest half is kept: their names are the callers' own.
+            # Callers choose their names, so the number of idle clients needs a bound: keep the latest of those whose tag is ahead.
             owed = [(name, tag) for name, tag in self._idle.items() if tag > self._now]
             self._idle = dict(owed[-_REMEMBERED_CLIENTS // 2 :])
 

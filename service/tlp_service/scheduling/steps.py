@@ -1,4 +1,4 @@
-"""Computations that can be put aside between two of their steps, so that others get their turn, and given up there."""
+"""Computations that can be suspended or abandoned between two steps, so that other requests get their turn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-#: A computation that yields, before each of its steps, how much work the step is, and returns what all came to. A unit is what reading a byte of
-#: JSON takes, some 20 ns.
+#: A computation that yields the cost of each step before doing it, and returns the result. The cost is in units of work:
+#: one unit is the time to read a byte of JSON, about 20 ns.
 Steps: TypeAlias = Generator[int, None, T]
 
 
 def finished(steps: Steps[T]) -> T:
-    """Return what a computation comes to, made in one go."""
+    """Run a computation without interruption, and return its result."""
     while True:
         try:
             next(steps)
@@ -23,21 +23,21 @@ def finished(steps: Steps[T]) -> T:
 
 
 def advance(steps: Steps[T], budget: int, cost: int = 0) -> tuple[int, T | None]:
-    """Make steps of a computation as long as they fit into a budget, but at least the first.
+    """Do steps of a computation while they fit into a budget, but at least one.
 
     Parameters
     ----------
     budget : int
-        Units.
+        Units of work.
     cost : int
-        Units of the first step, which the computation told when it was put aside.
+        Units of the first step, which the computation yielded before it was suspended.
 
     Returns
     -------
     cost : int
-        Units of the step that comes next; 0 if the computation has ended.
+        Units of the next step; 0 if the computation has ended.
     result : object
-        What it came to, if it has ended.
+        Its result, if it has ended.
     """
     spent = cost
     while True:

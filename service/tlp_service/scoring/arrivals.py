@@ -1,4 +1,4 @@
-"""Requests that wait for a version which other servers have loaded already and this one has not yet."""
+"""Lets requests wait for a version that other servers have loaded and this one is about to load."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import anyio
 from tlp_service.detached import detached
 from tlp_service.errors import NotReady
 
-#: Seconds between two looks at the registry, however many requests ask for versions that nobody knows.
-_LOOK_S = 0.25
+#: Minimum seconds between two reads of the registry, however many requests ask for unknown versions.
+_READ_PAUSE_S = 0.25
 
-#: Seconds that a look may take, and the one before it.
-_MAX_LOOK_S = 5.0
+#: Seconds that a request waits for a read of the registry, including the read before it.
+_MAX_READ_S = 5.0
 
 
 class Arrivals:
-    """Says when a version has come that is on its way to this server.
+    """Notifies requests when a version has been loaded, or will not be.
 
-    The thread that loads versions tells of its cycles by `begin`, `tell` and `end`; requests wait on one event loop.
+    The thread that loads versions reports its cycles with `begin`, `tell` and `end`. Requests wait on one event loop.
 
     Parameters
     ----------
     coming : callable
-        Looks at the registry and returns the versions that this server is to hold; called in a thread, one call at a time.
+        Reads the registry and returns the versions that this server should hold. Called in a thread, one call at a time.
     wake : callable
-        Has the next cycle begin now.
+        Makes the next cycle begin now.
     """
 
     def __init__(self, coming: Callable[[], frozenset[str]], wake: Callable[[], None]) -> None:
@@ -41,16 +41,16 @@ class Arrivals:
         self._listeners: set[Callable[[], object]] = set()
         self._begun = self._ended = 0  # cycles
         self._is_closed = False
-        self._looked_s = float("-inf")
-        self._look: asyncio.Future[frozenset[str]] | None = None
-        self._next_look: asyncio.Future[frozenset[str]] | None = None
+        self._read_s = float("-inf")
+        self._last_read: asyncio.Future[frozenset[str]] | None = None
+        self._next_read: asyncio.Future[frozenset[str]] | None = None
 
     def begin(self) -> None:
-        """Say that a cycle begins: from here on the registry is read."""
+        """Report that a cycle begins; it reads the registry after this call."""
         self._begun += 1
 
     def tell(self) -> None:
-        """Say that other versions are loaded than before."""
+        """Report that the set of loaded versions has changed."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -58,22 +58,22 @@ class Arrivals:
                 listener()
 
     def end(self) -> None:
-        """Say that the cycle has loaded all that it will."""
+        """Report that the cycle has ended and loads nothing more."""
         self._ended = self._begun
         self.tell()
 
     def close(self) -> None:
-        """Let nobody wait any more, for the server is stopping."""
+        """Refuse all waiting requests, since the server is stopping."""
         self._is_closed = True
         self.tell()
 
     async def wait(self, version: str, is_loaded: Callable[[], bool], seconds: float) -> bool:
-        """Return True once a version is loaded, and False as soon as it is clear that it will not be.
+        """Return True once a version is loaded, or False as soon as it is certain that it will not be.
 
         Raises
         ------
         TimeoutError
-            If neither is the case after so many seconds.
+            If neither has happened after `seconds`.
         NotReady
             If the server is stopping.
         """
@@ -89,9 +89,9 @@ class Arrivals:
                 self._listeners.discard(listener)
 
     async def _wait(self, version: str, is_loaded: Callable[[], bool], changed: asyncio.Event) -> bool:
-        if version not in await self._looked():
-            return is_loaded()  # it may have come and be dropped from the registry
-        seen = self._begun  # a later cycle sees what this look has seen
+        if version not in await self._coming_versions():
+            return is_loaded()  # it may be loaded although the registry has dropped it
+        seen = self._begun  # any later cycle reads a registry that is at least as new
         self._wake()
         while True:
             changed.clear()
@@ -104,21 +104,21 @@ class Arrivals:
                 return False
             await changed.wait()
 
-    async def _looked(self) -> frozenset[str]:
-        """Return what a look at the registry finds that begins after this call; all who wait for one share it.
+    async def _coming_versions(self) -> frozenset[str]:
+        """Return the versions of a registry read that begins after this call; concurrent callers share one read.
 
-        Nothing where the registry hangs, for else whoever makes up names of versions would hold connections open.
+        Return none if the registry hangs. Otherwise callers who invent version names could hold connections open.
         """
-        if self._next_look is None:
-            self._next_look = asyncio.ensure_future(self._look_next(self._look))
-        look = self._next_look
-        await asyncio.wait({look}, timeout=_MAX_LOOK_S)
-        return look.result() if look.done() else frozenset()
+        if self._next_read is None:
+            self._next_read = asyncio.ensure_future(self._read_next(self._last_read))
+        read = self._next_read
+        await asyncio.wait({read}, timeout=_MAX_READ_S)
+        return read.result() if read.done() else frozenset()
 
-    async def _look_next(self, before: asyncio.Future[frozenset[str]] | None) -> frozenset[str]:
+    async def _read_next(self, before: asyncio.Future[frozenset[str]] | None) -> frozenset[str]:
         if before is not None:
             await asyncio.wait({before})
-        await asyncio.sleep(max(0.0, self._looked_s + _LOOK_S - time.monotonic()))
-        self._look, self._next_look = self._next_look, None
-        self._looked_s = time.monotonic()
+        await asyncio.sleep(max(0.0, self._read_s + _READ_PAUSE_S - time.monotonic()))
+        self._last_read, self._next_read = self._next_read, None
+        self._read_s = time.monotonic()
         return await detached(self._coming)

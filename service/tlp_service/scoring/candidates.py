@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: Bytes of the objects around the arrays of a request.
 _OBJECT_BYTES = 4096
 
-#: What a run of its own takes beside its candidates, in terms of those.
+#: Overhead of one run of the network, in units of one candidate.
 _RUN_COST = 7
 
 RawScores = npt.NDArray[np.float32]
@@ -95,14 +95,14 @@ class Candidates(Work[RawScores]):
 
 
 class SmallTasks(Work[list[RawScores]]):
-    """The candidates of many tasks, each of at most a chunk, as one job: a job of its own for each would be more work than to score it.
+    """The candidates of many small tasks as one job, since a job per task would cost more than scoring it.
 
-    Each task is encoded and scored by itself, so its scores are those that it has alone.
+    Each task is encoded and scored by itself, so its scores do not depend on the other tasks.
 
     Parameters
     ----------
     works : sequence of Candidates
-        At least one.
+        One or more tasks, each with at most as many candidates as a chunk.
     """
 
     def __init__(self, works: Sequence[Candidates]) -> None:
@@ -112,17 +112,17 @@ class SmallTasks(Work[list[RawScores]]):
 
     @property
     def size(self) -> int:
-        """Units of work: candidates, what encoding takes in terms of them, and the runs."""
+        """Units of work: candidates, and the cost of encoding and of runs in terms of candidates."""
         return self._ends[-1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds; the encoded rows are those of one task at a time."""
+        """Bytes that it holds, including the encoded rows of one task at a time."""
         encoded = max(len(work.table) * work.network.encoded_bytes for work in self._works)
         return encoded + sum(work.idle_bytes for work in self._works)
 
     def run(self, first: int, count: int) -> None:
-        """Score the tasks whose last unit is one of these."""
+        """Score the tasks whose last unit is in this range."""
         begin, end = bisect_right(self._ends, first), bisect_right(self._ends, first + count)
         by_network: dict[OnnxNetwork, list[Candidates]] = {}
         for work in self._works[begin:end]:
@@ -133,7 +133,7 @@ class SmallTasks(Work[list[RawScores]]):
                 continue
             for work in works:
                 work.run(0, work.size)
-                work.result()  # lets go of the encoded rows
+                work.result()  # frees the encoded rows
 
     def result(self) -> list[RawScores]:
         """Return the raw scores of each task, in the order of its candidates."""

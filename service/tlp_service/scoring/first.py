@@ -62,7 +62,7 @@ def _offer_shipped(registry: Registry) -> None:
 
 
 def _load(settings: Settings, folder: Path, is_tried: bool = False) -> tuple[Scorer, Calibration]:
-    """Load a version; one that somebody else published is tried in a process of its own before."""
+    """Load a version; if `is_tried`, try it first in a process of its own, since somebody else published it."""
     cpus = settings.threads or usable_cpus()
     if is_tried:
         calibration = VersionLoader(settings.device, cpus, MAX_CPU_S).calibrate(folder, settings.chunk)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 #: Seconds that a stopping server waits for a version that is being loaded.
 _STOPPING_S = 10.0
 
-#: Seconds, at most, until a version is tried again whose loading failed for want of memory and the like.
+#: Upper bound on the seconds until the next try, after loading failed for a reason outside the version, such as memory.
 _MAX_RETRY_S = 60.0
 
 
@@ -45,7 +45,7 @@ class Follower:
     poll_s : float
         Seconds after which the registry is looked at, unless somebody calls `wake`.
     give_up : callable
-        Has `load` fail at once, now and later.
+        Makes the current and all later calls of `load` fail at once.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Follower:
         self._poll_s = poll_s
         self._give_up = give_up
         self._arrivals = Arrivals(self._coming, self.wake)
-        self._failures = 0  # of loading, one after the other, that were no fault of the version
+        self._failures = 0  # consecutive failures of loading that were not the fault of a version
         self._metrics = Metrics()  # nobody's, until `start`
         self._followed: Journal | None = None
-        self._lost: set[str] = set()  # versions that can't be loaded here
+        self._lost: set[str] = set()  # versions that this server can't load
         self._has_warned = False
         self._woken = threading.Event()
         self._is_stopping = False
@@ -83,7 +83,7 @@ class Follower:
         self._woken.set()
 
     async def wait_for(self, version: str, seconds: float) -> bool:
-        """Return True once a version is loaded, and False as soon as it is clear that it will not be.
+        """Return True once a version is loaded, or False as soon as it is certain that it will not be.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class Follower:
         return await self._arrivals.wait(version, lambda: self._versions.has(version), seconds)
 
     def drain(self) -> None:
-        """Let no request wait for a version any more; for the event loop's thread."""
+        """Refuse all requests that wait for a version; called on the event loop."""
         self._arrivals.close()
 
     def stop(self) -> None:
@@ -110,9 +110,9 @@ class Follower:
         is_whole = True
         try:
             journal = self._registry.journal()
-            # As of a folder that was removed, a mount that isn't there, a document that was deleted.
+            # The folder was removed, its mount is missing, or the document was deleted.
             if journal.is_empty:
-                raise OSError("it is gone, or holds no active.json")
+                raise OSError("it is missing, or has no active.json")
             if journal != self._followed:
                 self._versions.know(self._registry.names())
                 self._serve(journal)
@@ -128,7 +128,7 @@ class Follower:
             self._arrivals.end()
 
     def _note(self, error: Exception | None) -> None:
-        """Say once that the registry can't be followed, and once that it can be again."""
+        """Log once that the registry can't be followed, and once that it can be again."""
         if self._is_stopping:
             return
         if error is not None and not self._has_warned:
@@ -140,7 +140,7 @@ class Follower:
         self._metrics.registry_reachable.set(0 if error is not None else 1)
 
     def _coming(self) -> frozenset[str]:
-        """Return the versions that are to be held here, by what the registry says now."""
+        """Return the versions that this server should hold according to the registry now."""
         try:
             journal = self._registry.journal()
         except (OSError, BadVersion, BadSettings, MemoryError):
@@ -153,9 +153,8 @@ class Follower:
             try:
                 self.follow()
             except Exception:
-                log.exception(
-                    "the registry can't be followed"
-                )  # without this thread none would serve any more
+                # Without this thread no later version would ever serve.
+                log.exception("the registry can't be followed")
                 self._arrivals.end()
             retry_s = min(self._poll_s * 2 ** min(self._failures, 10), _MAX_RETRY_S)
             self._woken.wait(max(self._poll_s, retry_s))
@@ -201,9 +200,9 @@ class Follower:
             self._woken.set()  # another version is active now
 
     def _keep(self, journal: Journal) -> bool:
-        """Load the earlier versions that are missing here, as after a start.
+        """Load the earlier versions that are not loaded here, as after a start.
 
-        Return False where that was broken off, for another version is active by now, and more requests wait for that one.
+        Return False if another version became active meanwhile: more requests wait for that one, so it is loaded first.
         """
         for version in journal.recent(1 + self._kept)[1:]:
             loaded = self._loaded()

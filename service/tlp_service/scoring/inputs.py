@@ -44,17 +44,18 @@ class Inputs:
     truncated: int = 0
 
 
-#: What is to be scored: a request, and the network of the version that scores it.
+#: A request, and the network that scores it.
 Asked: TypeAlias = tuple[Network, PredictRequest]
 
-#: Units of work, see `tlp_service.scheduling.steps`: of a task, and of a character of its workload key.
+#: Units of work (see `tlp_service.scheduling.steps`) per task, and per character of its workload key.
 _TASK_COST, _KEY_COST = 3_000, 4
 
 
 def inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
-    """Compute what networks of a version read of requests, in steps that each take a bounded time.
+    """Compute the inputs of networks from requests, in steps of bounded time.
 
-    Many small requests take little longer than a large one: what depends on their candidates alone is computed together.
+    What depends only on candidates is computed for all requests at once, so many small requests take little longer than
+    one large request.
     """
     of_base = [request for network, request in asked if network.features == "base"]
     nests = iter((yield from _nests_of(of_base)))
@@ -112,12 +113,12 @@ def check_features(network: Network, loaded: OnnxNetwork) -> None:
         )
 
 
-#: Nests of the candidates of a request, and why some have none.
+#: Nests of the candidates of a request, and error messages of candidates that have none.
 _Nests: TypeAlias = tuple[npt.NDArray[np.float16], dict[int, str]]
 
 
 def _nests_of(requests: Sequence[PredictRequest]) -> Steps[list[_Nests]]:
-    """Return the nests of each request, computed together."""
+    """Return the nests of each request, computed for all requests at once."""
     if not requests:
         return []
     known: dict[Primitive, int] = {}
@@ -187,7 +188,7 @@ def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -
     places = np.flatnonzero(np.isin(request.indices, list(broken)))
     candidates, firsts = np.unique(
         np.searchsorted(starts, places, side="right") - 1, return_index=True
-    )  # candidates without primitives begin where the next one does, which is found instead
+    )  # a candidate without primitives begins where the next one does; the search finds the next one
     steps = places[firsts] - starts[candidates]
     return {
         candidate: f", primitive {step}: {broken[index]}"

@@ -1,4 +1,4 @@
-"""Loads versions after a trial in a process of its own."""
+"""Loads versions, each after a trial in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tlp_service.scoring.network import Device
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.scoring.trial import Trial, Verdict
 
-#: Seconds of processor time that a trial may take. Loading and running `base` takes less than one, CUDA's start some more.
+#: Seconds of processor time that a trial may take. Loading and running `base` takes less than one, and starting CUDA a few.
 MAX_CPU_S = 60
 
-#: Seconds that a trial may take, whatever it waits for. Many times the processor time, for the machine may be busy.
+#: Wall-clock seconds that a trial may take. Far more than the processor time, since the machine may be busy.
 _MAX_WALL_S = 600.0
 
-#: Seconds that a killed process gets to end; one that hangs in a file system never does.
+#: Seconds to wait for the end of a killed process. A process that hangs in a file system never ends.
 _ENDING_S = 10.0
 
-#: Signals by which a process ends itself. Any other comes from outside and says nothing about the version.
+#: Signals of a crash. Any other signal comes from outside and says nothing about the version.
 _CRASHES = {
     signal.SIGSEGV,
     signal.SIGABRT,
@@ -40,12 +40,12 @@ _CRASHES = {
 
 
 class VersionLoader:
-    """Loads versions that somebody else made. Thread-safe.
+    """Loads versions from untrusted registries. Thread-safe.
 
     Parameters
     ----------
     device : {"cpu", "cuda"}
-        Where their networks run.
+        Where the networks run.
     threads : int
         Threads that share the work of one batch.
     max_cpu_s : int
@@ -66,30 +66,30 @@ class VersionLoader:
         Raises
         ------
         BadVersion
-            If it can't be loaded, never returns, or crashes.
+            If loading or running the version fails, crashes, or exceeds a limit.
         BadSettings
-            If the device can't be had.
+            If the device is not available.
         OSError
-            If that could not be found out.
+            If the trial ended for a reason outside the version.
         """
         self._check(self._try(folder, self._device, None))
         return Scorer(folder, self._device, self._threads)
 
     def calibrate(self, folder: Path, chunk: int) -> Calibration:
-        """Try a version with up to `threads` threads in all, and return how it runs fastest.
+        """Try a version with up to `threads` threads, and return the fastest way to run it.
 
         Raises
         ------
         BadVersion, BadSettings, OSError
-            As when it is loaded.
+            See `__call__`.
         """
         verdict = self._try(folder, self._device, chunk)
         self._check(verdict)
-        assert verdict.calibration is not None, "it was asked for"
+        assert verdict.calibration is not None, "a trial with a chunk calibrates"
         return verdict.calibration
 
     def stop(self) -> None:
-        """Kill the trials that are running, and refuse further ones with OSError."""
+        """Kill the running trials, and refuse further ones with OSError."""
         with self._lock:
             self._is_stopped = True
             for process in self._running:
@@ -104,7 +104,7 @@ class VersionLoader:
     def _try(self, folder: Path, device: Device, chunk: int | None) -> Verdict:
         verdict = self._run(Trial(str(folder.absolute()), device, self._threads, self._max_cpu_s, chunk))
         if verdict.fault == "settings" and device == "cuda" and chunk is None:
-            # A GPU in exclusive mode belongs to the server, which has it since its start.
+            # A GPU in exclusive mode is not available to a second process: try on the CPU.
             return self._run(Trial(str(folder.absolute()), "cpu", self._threads, self._max_cpu_s))
         return verdict
 
@@ -113,7 +113,7 @@ class VersionLoader:
         try:
             said, _ = process.communicate(timeout=_MAX_WALL_S)
         except subprocess.TimeoutExpired:
-            raise BadVersion(f"loading and running it took more than {_MAX_WALL_S:.0f} s") from None
+            raise BadVersion(f"loading and running the version took more than {_MAX_WALL_S:.0f} s") from None
         finally:
             _end(process)
             with self._lock:
@@ -126,36 +126,38 @@ class VersionLoader:
         command = [sys.executable, "-m", "tlp_service.scoring.trial", str(os.getpid())]
         with self._lock:
             if self._is_stopped:
-                raise OSError("no version is loaded any more: the server is stopping")
+                raise OSError("the version is not loaded: the server is stopping")
             process = subprocess.Popen(
                 [*command, msgspec.json.encode(trial).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 env={name: value for name, value in os.environ.items() if not name.startswith("TLP_")},
-                start_new_session=True,  # Ctrl-C is for the server and would look like a fault of the version
+                start_new_session=True,  # Ctrl-C would otherwise also end the trial
             )
             self._running.add(process)
         return process
 
     def _error(self, status: int, trial: Trial) -> Exception:
-        """Return what the end of a trial without a verdict means."""
+        """Return the error for a trial that ended without a verdict."""
         if status == -signal.SIGXCPU:
             return BadVersion(
-                f"loading and running it did not end within {trial.max_cpu_s} s of processor time"
+                f"loading and running the version did not end within {trial.max_cpu_s} s of processor time"
             )
         if -status in _CRASHES:
-            return BadVersion(f"loading and running it crashes the process ({signal.Signals(-status).name})")
+            return BadVersion(
+                f"loading and running the version crashes the process ({signal.Signals(-status).name})"
+            )
         if self._is_stopped:
-            return OSError("no version is loaded any more: the server is stopping")
+            return OSError("the version is not loaded: the server is stopping")
         if status == -signal.SIGKILL:
-            return OSError("the process that tries the version was killed, as where memory runs out")
+            return OSError("the process that tries the version was killed; the machine may be out of memory")
         return OSError(
-            f"the process that tries the version ended with status {status}; see above in this log"
+            f"the process that tries the version ended with status {status}; see its output above in this log"
         )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Make sure that a process is gone, and close its pipe."""
+    """Kill a process that still runs, and close its pipe."""
     if process.poll() is None:
         process.kill()
         with suppress(subprocess.TimeoutExpired):

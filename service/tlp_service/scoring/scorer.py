@@ -131,7 +131,7 @@ class Scorer:
         return finished(self.prepare_in_steps(request))
 
     def prepare_in_steps(self, request: PredictRequest) -> Steps[Prepared]:
-        """Do what `prepare` does, in steps that each take a bounded time."""
+        """Do what `prepare` does, in steps of bounded time."""
         network = choose_network(self.manifest, request.platform, request.target)
         (inputs,) = yield from inputs_in_steps([(network, request)])
         return self._prepared(network, request, inputs)
@@ -139,7 +139,7 @@ class Scorer:
     def prepare_all_in_steps(
         self, requests: Sequence[PredictRequest]
     ) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
-        """Do what `prepare` does for many requests, in less time than one by one; what it would raise stands in its place."""
+        """Do what `prepare` does for many requests at once; the result of a refused request is its exception."""
         found: list[Network | InvalidBody | UnknownName] = []
         for request in requests:
             try:

@@ -1,7 +1,7 @@
-"""``python -m tlp_service.scoring.trial``: loads a version and runs it, in a process that may be killed.
+"""``python -m tlp_service.scoring.trial``: loads and runs a version in a process that can be killed.
 
-A network can compute without end, take all memory, or crash ONNX Runtime, and no thread can be stopped. So what comes from a registry is
-first tried here; `tlp_service.scoring.loader` starts this process and reads what it says.
+A network can compute without end, take all memory, or crash ONNX Runtime, and a thread cannot be stopped. So each version
+from a registry is tried here first. `tlp_service.scoring.loader` starts this process and reads its verdict.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from tlp_service.scoring.inputs import probe_inputs
 from tlp_service.scoring.network import Device
 from tlp_service.scoring.scorer import Scorer
 
-#: Candidates that each network scores; a network may end for none and go on for ever for some.
+#: Candidates that each network scores. A network can loop for ever for some inputs only.
 _CANDIDATES = 64
 
-#: Bytes that a trial may allocate on a CPU: the largest network several times. CUDA maps far more than it uses, so it has no such limit.
+#: Bytes that a trial on a CPU may allocate: several times the largest network. CUDA maps far more memory than it uses, so
+#: a trial on a GPU has no limit.
 _MAX_BYTES = 4 << 30
 
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What is to be tried.
+    """The arguments of a trial.
 
     Parameters
     ----------
     folder : str
         Absolute path of the version.
     device : {"cpu", "cuda"}
-        Where its networks run.
+        Where the networks run.
     threads : int
-        Threads that share the work of one batch; when calibrating, threads that there may be in all.
+        Threads that share the work of one batch; with `chunk`, the largest number of threads to calibrate with.
     max_cpu_s : int
-        Seconds of processor time after which the process is killed. A busy machine doesn't shorten them, as it would those of a clock.
+        Seconds of processor time after which the process is killed. Unlike wall-clock time it does not depend on other load.
     chunk : int or None
-        None to load it only, else the argument of `calibrate`.
+        The argument of `calibrate`, or None to skip the calibration.
     """
 
     folder: str
@@ -59,16 +60,16 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What the trial found.
+    """The result of a trial.
 
     Parameters
     ----------
     fault : {"version", "settings"} or None
-        Whose fault it is that the version can't be loaded; None if it can.
+        Whether the version or a setting keeps it from being loaded; None if it can be loaded.
     reason : str
-        Why it can't.
+        Why it can't be loaded.
     calibration : Calibration or None
-        How it runs fastest, where that was asked for.
+        The fastest way to run it, if the trial had a chunk.
     """
 
     fault: Literal["version", "settings"] | None = None
@@ -77,7 +78,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def _limit(trial: Trial) -> None:
-    """Give this process its limits, and make it the first to go where memory runs out."""
+    """Set the limits of this process, and make it the first that the kernel kills when memory runs out."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_cpu(trial.max_cpu_s)
     if trial.device == "cpu":
@@ -89,7 +90,7 @@ def _limit(trial: Trial) -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the kernel kill this process after so many seconds of processor time, all its threads together."""
+    """Make the kernel kill this process after `seconds` of processor time, summed over its threads."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(seconds)
     resource.setrlimit(
@@ -107,7 +108,7 @@ def _try(trial: Trial) -> Verdict:
             loaded.score_all(inputs.table, inputs.plan)
         if trial.chunk is None:
             return Verdict()
-        # It returns, so what follows is bounded, too; but all processors take part in it.
+        # The network returns, so the calibration ends, too. It uses all threads, so it may take that much more time.
         _limit_cpu(time.process_time() + trial.max_cpu_s * trial.threads)
         network = scorer.manifest.networks[0]
         path = folder / network.file
@@ -117,7 +118,7 @@ def _try(trial: Trial) -> Verdict:
     except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
         reason = str(error)
         if isinstance(error, MemoryError) or "alloc" in reason:
-            reason += f"; a trial may take {_MAX_BYTES} bytes of memory"
+            reason += f"; a trial may allocate at most {_MAX_BYTES} bytes"
         return Verdict("version", reason)
 
 
@@ -130,7 +131,7 @@ def main() -> None:
     verdict = _try(trial)
     sys.stdout.buffer.write(msgspec.json.encode(verdict))
     sys.stdout.flush()
-    os._exit(0)  # what happens while everything is torn down is no fault of the version
+    os._exit(0)  # a crash while the interpreter ends would count against the version
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def build_sets(
     Exact duplicates (same task, same primitives) are one candidate with the costs of all. A record with a
     primitive that the vocabulary lacks is left out and counted; so is a task with fewer candidates
     than can be ranked. A candidate all of whose runs failed is one of its task's `failed`; one whose cost cannot be a run time
-    (see `is_plausible`) is neither, and counted.
+    (see `is_plausible`) is left out and counted.
     """
     builders = {kind: _Builder(encoder) for kind, encoder in encoders.items()}
     for platform, record in records:

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: no more of them is read than they may have."""
+"""Reads untrusted files up to a maximum size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def check_size(name: object, size: int, limit: int) -> None:
-    """Raise `BadVersion` for a file of more than `limit` bytes, before any of it is read."""
+    """Raise `BadVersion` if a file has more than `limit` bytes, before it is read."""
     if size > limit:
         raise BadVersion(f"{name}: expected at most {limit} bytes, got {size}")
 
@@ -26,7 +26,7 @@ def read_bounded(path: Path, limit: int, name: object = None) -> bytes:
     BadVersion
         If it has more than `limit` bytes; names `name`, or the path.
     OSError
-        If it can't be read, or is a pipe or device, which might never end.
+        If it can't be read, or is a pipe or device, which may never end.
     """
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: expected a regular file")

@@ -1,4 +1,4 @@
-"""A registry in a folder of this machine, or of a file system that machines share."""
+"""A registry in a folder of this machine or of a shared file system."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tlp_service.versions.bounded_file import read_bounded
 from tlp_service.versions.manifest import MANIFEST, MAX_DOCUMENT_BYTES, Manifest, write_version
 from tlp_service.versions.place import ACTIVE, Place
 
+#: Name of the lock file.
 _LOCK = ".lock"
 
-#: Seconds that a writer waits for another one, which may be stopped and never go on; and seconds between two tries.
+#: Seconds that a writer waits for the lock, whose holder may be suspended for ever; and seconds between two tries.
 _LOCK_S, _LOCK_PAUSE_S = 60.0, 0.02
 
-#: Seconds after which what was written aside has been given up by its writer.
+#: Age in seconds at which a temporary file or folder counts as left over.
 _ABANDONED_S = 86_400
 
-#: What `write_version`, `Folder.remove` and `Folder.change` write aside. Other hidden files, such as ``.Trash-1000``, are not ours.
+#: Names of the temporary files of `write_version`, `Folder.remove` and `Folder.change`. Other hidden files belong to other programs.
 _ASIDE = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{12}|active)-[a-z0-9_]{8}")
 
 
@@ -69,16 +70,16 @@ class Folder(Place):
             target = self._path / manifest.version
             names = [name for network in manifest.networks for name in network.files]
             if target.is_symlink() and not target.exists():
-                target.unlink()  # it leads nowhere any more
+                target.unlink()  # a broken link
             elif target.exists() and not (target / MANIFEST).exists():
                 self._clear(target, names)
             write_version(self._path, manifest, {name: source / name for name in names})
 
     def remove(self, version: str) -> None:
-        """Delete a version, and what writers that were killed left aside."""
+        """Delete a version, and temporary files that killed writers have left."""
         path = self._path / version
         if path.is_symlink():
-            path.unlink()  # what it leads to is somebody else's
+            path.unlink()  # its target is not part of the registry
         elif path.is_dir():
             aside = tempfile.mkdtemp(prefix=f".{version}-", dir=self._path)
             os.replace(path, aside)  # so that no half version is ever seen
@@ -88,16 +89,16 @@ class Folder(Place):
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
     def _clear(self, folder: Path, names: list[str]) -> None:
-        """Remove the folder of a version that was half deleted.
+        """Remove the folder of a partly deleted version.
 
         Raises
         ------
         OSError
-            If it holds anything else than files of that version.
+            If it contains anything but files of that version.
         """
         others = {path.name for path in folder.iterdir()} - set(names) if folder.is_dir() else {folder.name}
         if folder.is_symlink() or others:
-            raise OSError(f"{folder}: expected a version or nothing, found something else; move it away")
+            raise OSError(f"{folder}: expected a version or nothing, got other files; move them away")
         shutil.rmtree(folder)
 
     @contextlib.contextmanager
@@ -108,17 +109,19 @@ class Folder(Place):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._path.mkdir(parents=True, exist_ok=True)
-        with (self._path / _LOCK).open("a") as lock:  # "w" would empty what a link leads to
+        with (self._path / _LOCK).open("a") as lock:  # "w" would truncate the target of a link
             until = time.monotonic() + _LOCK_S
             while not _lock(lock):
                 if time.monotonic() > until:
-                    raise OSError(f"{self._path / _LOCK}: another process has held it for {_LOCK_S:.0f} s")
+                    raise OSError(
+                        f"{self._path / _LOCK}: gave up after {_LOCK_S:.0f} s, since another process holds the lock"
+                    )
                 time.sleep(_LOCK_PAUSE_S)
             yield
 
 
 def _lock(file: IO[str]) -> bool:
-    """Return whether the lock on a file could be had."""
+    """Try to lock a file, and return whether that succeeded."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

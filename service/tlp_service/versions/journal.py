@@ -15,10 +15,11 @@ FORM = 1
 #: Activations that are remembered.
 _MOST_ACTIVATIONS = 200
 
-#: Marks that keep their figures; earlier ones keep state and reason. So the document stays small, whatever is never pruned.
+#: Number of latest marks that keep their figures; earlier ones keep state and reason only. So the document stays small even if
+#: nothing is ever pruned.
 _MAX_MARKS_WITH_FIGURES = 100
 
-#: Characters of a mark's reason, which may hold what another program says.
+#: Maximum characters of a mark's reason, which may contain an error of another program.
 _MAX_REASON = 2000
 
 
@@ -85,7 +86,7 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing: that of a registry which holds none yet, or which can't be seen any more."""
+        """Whether it has no entries: the registry is new, or can't be seen any more."""
         return self.active is None and not self.history and not self.marks
 
     @classmethod

@@ -27,16 +27,16 @@ from tlp_service.versions.onnx_file import check_complete
 SCHEMA = 1
 MANIFEST = "manifest.json"
 
-#: Names of versions and of their files. They become parts of paths, so nothing else may stand in them.
+#: Pattern of the names of versions and of their files, which become parts of paths.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-#: Bytes of a manifest or of ``active.json``. A manifest of 100 platforms has some 100 kB.
+#: Maximum bytes of a manifest or of ``active.json``. A manifest of 100 platforms has about 100 kB.
 MAX_DOCUMENT_BYTES = 32 << 20
 
-#: Bytes of an ONNX file. The networks of today have a hundredth of that.
+#: Maximum bytes of an ONNX file. The networks of this release are a hundredth of that.
 MAX_NETWORK_BYTES = 512 << 20
 
-#: Networks of a version: one for each of 64 platforms is the most that is learned.
+#: Maximum networks of a version. The trainer makes at most 64.
 MAX_NETWORKS = 1024
 
 

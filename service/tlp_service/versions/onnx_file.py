@@ -1,7 +1,7 @@
-"""Whether an ONNX file is complete in itself.
+"""Checks that an ONNX file contains all its tensors.
 
-A tensor of an ONNX file may lie in another file, which the digest of the manifest would not cover. The ``onnx`` package, which could say
-so, is not installed beside a server; the few fields that matter are read here as ``onnx.proto`` numbers them.
+A tensor may be stored in another file, which the digest in the manifest would not cover. Servers do not install the ``onnx``
+package, so this module reads the few relevant fields itself, by their numbers in ``onnx.proto``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from tlp_service.errors import BadVersion
 
-#: Message -> number of a field -> the message that it holds, for every way from a model to a tensor.
+#: Message -> field number -> type of the message in that field, for every path from a model to a tensor.
 _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -23,13 +23,13 @@ _FIELDS: dict[str, dict[int, str]] = {
     "tensor": {},
 }
 
-#: Fields of a tensor that say where its data lies: ``external_data`` and ``data_location``, whose only other value is 0.
+#: Numbers of the fields ``external_data`` and ``data_location`` of a tensor. A location other than 0 is external.
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
 
-#: Messages inside each other; protobuf itself reads no more.
+#: Maximum nesting of messages, which is the limit of protobuf itself.
 _MAX_DEPTH = 100
 
-#: Bytes of the fixed-size wire types of protobuf.
+#: Wire type of protobuf -> its fixed size in bytes; and the two wire types of variable size.
 _FIXED_SIZES = {1: 8, 5: 4}
 _VARINT, _LENGTH_DELIMITED = 0, 2
 
@@ -40,14 +40,14 @@ def check_complete(file: BinaryIO, name: str) -> None:
     Parameters
     ----------
     file : binary file
-        Read from its beginning; large tensors are skipped, not read.
+        Read from the beginning; the data of tensors is skipped.
     name : str
-        Its name, for the error.
+        Name of the file, for the error.
 
     Raises
     ------
     BadVersion
-        If it refers to another file, or is no ONNX file.
+        If it refers to another file, or is not an ONNX file.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -58,7 +58,7 @@ def check_complete(file: BinaryIO, name: str) -> None:
 
 
 class _NotOnnx(Exception):
-    """The bytes are no protobuf message of this form."""
+    """The bytes are not a protobuf message of the expected type."""
 
 
 class _Scan:
@@ -100,7 +100,7 @@ class _Scan:
         for shift in range(0, 70, 7):
             byte = self._file.read(1)
             if not byte:
-                raise _NotOnnx("it is cut")
+                raise _NotOnnx("it is truncated")
             self._place += 1
             value |= (byte[0] & 0x7F) << shift
             if byte[0] < 0x80:

@@ -1,6 +1,6 @@
-"""What a registry needs of the place where it lies.
+"""The interface between a registry and the place that stores its files.
 
-A version lies there once its manifest does: its files come first, and its manifest goes first.
+A version exists if its manifest does: the manifest is written after its files, and deleted before them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from tlp_service.versions.manifest import Manifest
 
+#: Name of the document with the active version and the history.
 ACTIVE = "active.json"
 
 
 class Place(ABC):
-    """Holds the files of a registry. Everything raises OSError where the place can't be reached or written."""
+    """Stores the files of a registry. Every method raises OSError if the place can't be reached or written."""
 
     @abstractmethod
     def versions(self) -> list[str]:
@@ -42,7 +43,7 @@ class Place(ABC):
 
     @abstractmethod
     def remove(self, version: str) -> None:
-        """Delete a version, but nothing that it only links to."""
+        """Delete a version; a link is deleted without its target."""
 
     @abstractmethod
     def checkout(self, version: str) -> contextlib.AbstractContextManager[Path]:

@@ -111,7 +111,7 @@ class Registry:
     @contextlib.contextmanager
     def checkout(self, version: str) -> Iterator[Path]:
         """Lend a local folder with a version, to load it from within the context."""
-        if not NAME.fullmatch(version):  # it becomes a part of a path
+        if not NAME.fullmatch(version):  # it becomes part of a path
             raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
         with self._place.checkout(version) as folder:
             yield folder

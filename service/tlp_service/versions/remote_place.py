@@ -19,11 +19,11 @@ from tlp_service.versions.manifest import (
 )
 from tlp_service.versions.place import ACTIVE, Place
 
-#: Bytes that are copied from a remote place at a time; most networks come in one piece.
+#: Bytes that are copied at a time; most networks are smaller.
 _BLOCK_BYTES = 16 << 20
 
-#: Times that a change is made anew because another one overwrote it.
-_TRIES = 5
+#: How often a change is tried, if another writer overwrites it.
+_MAX_TRIES = 5
 
 
 class Remote(Place):
@@ -64,14 +64,16 @@ class Remote(Place):
     def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
         """Replace the document, and look whether that lasted."""
         with self._changing:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_TRIES):
                 made = make(self.read(ACTIVE))
                 if made is None:
                     return
                 self._write(ACTIVE, made)
                 if self.read(ACTIVE) == made:
                     return
-        raise OSError(f"{self._url}/{ACTIVE}: others change it all the time")
+        raise OSError(
+            f"gave up after {_MAX_TRIES} attempts: another writer keeps overwriting {self._url}/{ACTIVE}"
+        )
 
     def put(self, source: Path, manifest: Manifest) -> None:
         """Copy the files of a version, and its manifest last."""
@@ -85,7 +87,7 @@ class Remote(Place):
         with _reaching(self._url):
             entry = self._fs.info(self._at(version))
             if entry.get("islink") or entry.get("type") == "link":
-                self._fs.rm_file(self._at(version))  # what it leads to is somebody else's
+                self._fs.rm_file(self._at(version))  # its target is not part of the registry
                 return
             self._fs.rm_file(self._at(f"{version}/{MANIFEST}"))
             self._fs.rm(self._at(version), recursive=True)
@@ -97,19 +99,19 @@ class Remote(Place):
             folder = Path(scratch, version)
             folder.mkdir()
             encoded = self.read(f"{version}/{MANIFEST}")
-            if encoded is not None:  # whoever reads the version says what is missing
+            if encoded is not None:  # without it, reading the version reports what is missing
                 (folder / MANIFEST).write_bytes(encoded)
                 for name in _files_of(encoded):
                     self._fetch(f"{version}/{name}", folder / name)
             yield folder
 
     def _fetch(self, name: str, target: Path) -> None:
-        """Copy a network by blocks; one that is not there is not copied.
+        """Copy a network in blocks; a missing one is skipped.
 
         Raises
         ------
         BadVersion
-            If it is larger than any network may be.
+            If it is larger than `MAX_NETWORK_BYTES`.
         """
         source = f"{self._url}/{name}"
         with _reaching(self._url), contextlib.suppress(FileNotFoundError):
@@ -132,7 +134,7 @@ class Remote(Place):
 
 
 def _files_of(encoded: bytes) -> list[str]:
-    """Return the files that a manifest names, none if it is damaged, which whoever reads the version will say."""
+    """Return the files that a manifest names; none if it is damaged, which reading the version reports."""
     try:
         manifest = parse_manifest(encoded, MANIFEST)
     except BadVersion:
