@@ -132,6 +132,9 @@ def test_a_gzip_bomb_of_many_members(server):
         (gzip.compress(b"{}" * 1000)[:20], "gzip", "malformed", "cut"),
         (b"", "gzip", "malformed", "cut"),
         (gzip.compress(b"{}") + b"trailing", "gzip", "malformed", "not gzip"),
+        (gzip.compress(b"") * 1023 + gzip.compress(b"{"), "gzip", "malformed", "not JSON"),
+        # Each takes time however short it is: 8 MiB of empty ones kept the event loop for more than a second.
+        (gzip.compress(b"") * 1024 + gzip.compress(b"{"), "gzip", "malformed", "at most 1024 members"),
         (b"{}", "br", "unsupported", "Content-Encoding: gzip or identity"),
     ],
 )

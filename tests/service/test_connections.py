@@ -11,6 +11,7 @@ import uvicorn
 import uvloop
 from serving import HANG_S, until_in_loop
 
+from tlp_service.api import protocol
 from tlp_service.api.connections import ConnectionLimits, Connections, limits_of_process
 from tlp_service.api.protocol import HttpProtocol, protocol_of
 
@@ -27,6 +28,7 @@ class Served:
         self.connections = Connections(limits, lambda: self.now)
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
+        self.parts: list[int] = []  # bytes of bodies that came at a time
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.answer = b"ok"
@@ -40,6 +42,7 @@ class Served:
         while scope["path"] != "/early":
             message = await receive()
             body += message.get("body", b"")
+            self.parts.append(len(message.get("body", b"")))
             if not message.get("more_body"):
                 break
         self.bodies.append(body)
@@ -170,6 +173,8 @@ BODIES = {
     "known": b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n\r\n" + b"\r\n\r\n" * 75_000,
     "chunked": b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     + b"493e0\r\n" + b"\r\n\r\n" * 75_000 + b"\r\n0\r\n\r\n",
+    "a chunk per byte": b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    + b"1\r\n\r\r\n1\r\n\n\r\n" * 150_000 + b"0\r\n\r\n",
 }  # fmt: skip
 
 
@@ -192,6 +197,20 @@ def test_a_body_and_the_request_behind_it_are_read_whatever_the_pieces(kind, pac
                 answer += await read(caller, b"ok")
             assert served.asked == ["/a", "/"]
             assert served.bodies == [b"\r\n\r\n" * 75_000, b""]
+
+    run(test())
+
+
+def test_a_chunk_per_byte_leaves_the_event_loop_to_others() -> None:
+    """96 kB of such chunks were parsed in one turn, and eight of these connections made a call of others wait for seconds."""
+
+    async def test() -> None:
+        async with serving() as served:
+            await served.connect(BODIES["a chunk per byte"])
+            await until(lambda: bool(served.bodies))
+            assert sum(served.parts) == 300_000
+            # The application may be a turn late.
+            assert max(served.parts) <= 2 * (protocol._CHUNKS_PER_TURN + protocol._MAX_CHUNKED_SLICE // 6 + 1)
 
     run(test())
 

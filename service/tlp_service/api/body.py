@@ -39,6 +39,9 @@ _READ_TWICE_BYTES = 1 << 20
 _PATIENCE_S = 30
 _LEAST_BYTES_PER_S = 1 << 20
 
+#: Members of a gzip stream. Writers of blocks, such as bgzip, make one per 64 KiB. An empty member takes as long as 40 kB of data.
+_MAX_GZIP_MEMBERS = 1024
+
 
 async def read_body(
     request: Request, limit: int, memory: Reservation, deadline_s: float | None = None
@@ -133,6 +136,7 @@ class _Inflater:
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
+        self._members = 1
 
     @property
     def is_whole(self) -> bool:
@@ -145,6 +149,11 @@ class _Inflater:
         try:
             while chunk and room > 0:
                 if self._member.eof:
+                    self._members += 1
+                    if self._members > _MAX_GZIP_MEMBERS:
+                        raise MalformedBody(
+                            f"body: expected a gzip stream of at most {_MAX_GZIP_MEMBERS} members, got more; compress it as a whole"
+                        )
                     self._member = zlib.decompressobj(wbits=31)
                 parts.append(self._member.decompress(chunk, room))
                 room -= len(parts[-1])

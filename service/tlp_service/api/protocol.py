@@ -11,7 +11,7 @@ import json
 from enum import Enum, auto
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tlp_service.api.connections import ConnectionLimits, Connections
@@ -21,6 +21,10 @@ _MAX_HEAD_BYTES = 64 << 10
 #: Minimum size of the slices in which the parser gets a body of unknown length. A slice ends where the body may end,
 #: so it can contain the end of the body and a few small requests after it.
 _CHUNKED_SLICE = 512
+#: Maximum size of such a slice: about a thousand chunks of one byte each.
+_MAX_CHUNKED_SLICE = 8 << 10
+#: Chunks of a connection that are handled in one turn of the event loop; each takes about 2 µs.
+_CHUNKS_PER_TURN = 1000
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -55,7 +59,8 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of the current head, or of the trailers of a body
     _body_left: int | None = 0  # bytes of the body that have not arrived; None if its length is unknown
     _is_between = True  # whether no request is partly received
-    _held = b""  # received bytes that follow an unanswered request
+    _held = b""  # received bytes that follow an unanswered request, or that are for the next turn of the event loop
+    _chunks = 0  # parts of bodies that arrived in this turn
     _phase = _Phase.SILENT
     _unsent = 0  # bytes of unsent answers when last checked
     _unsent_since: float | None = None  # since when answers wait for the client to read
@@ -98,11 +103,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        at = 0
+        at = self._chunks = 0
         view = memoryview(data)
         while at < len(data) and not self.transport.is_closing():
             if self._must_wait:
                 self._hold(data[at:])
+                return
+            if self._chunks >= _CHUNKS_PER_TURN:
+                # A client that sends a byte in each chunk would keep the event loop for longer than all others together.
+                self._hold(data[at:])
+                self.loop.call_soon(self._go_on)
                 return
             if self._phase in (_Phase.SILENT, _Phase.KEPT_ALIVE):
                 self._wait_for(_Phase.HEAD)
@@ -127,7 +137,9 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._is_between and self._phase in (_Phase.BODY, _Phase.DRAIN):
             if self._body_left is not None:
                 return min(len(data), at + self._body_left)
-            at += _CHUNKED_SLICE - len(_END_OF_HEAD)
+            found = data.find(_END_OF_HEAD, at + _CHUNKED_SLICE - len(_END_OF_HEAD), at + _MAX_CHUNKED_SLICE)
+            end = at + _MAX_CHUNKED_SLICE if found < 0 else found + len(_END_OF_HEAD)
+            return min(len(data), end)
         found = data.find(_END_OF_HEAD, at)
         return len(data) if found < 0 else found + len(_END_OF_HEAD)
 
@@ -148,7 +160,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._flow.write_paused:
             self.shared.release(self)
         self._feed(held)
-        if not self._held:
+        if not self._held and len(self.cycle.body) <= HIGH_WATER_LIMIT:
             self._flow.resume_reading()
 
     def on_message_begin(self) -> None:
@@ -169,6 +181,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Reset the count of head bytes, since more of the body or trailers may follow."""
         self._head_bytes = 0
+        self._chunks += 1
         if self._body_left is not None:
             self._body_left -= len(body)
         super().on_body(body)
