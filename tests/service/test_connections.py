@@ -207,7 +207,7 @@ def test_a_chunk_per_byte_leaves_the_event_loop_to_others() -> None:
     async def test() -> None:
         async with serving() as served:
             await served.connect(BODIES["a chunk per byte"])
-            await until(lambda: bool(served.bodies))
+            await until_in_loop(lambda: bool(served.bodies))
             assert sum(served.parts) == 300_000
             # The application may be a turn late.
             assert max(served.parts) <= 2 * (protocol._CHUNKS_PER_TURN + protocol._MAX_CHUNKED_SLICE // 6 + 1)
