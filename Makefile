@@ -34,15 +34,15 @@ demo: setup ## two workers tune three operators with real Ansor through the serv
 test: setup ## run all tests: the service's, then the worker's with real TVM
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker; service=$$?; $(WORKER)/bin/python -m pytest tests/worker && exit $$service
 
-soak: setup ## two hours of mixed load on one server: memory and latency, a line a minute; SECONDS=7200
+soak: setup ## two hours of mixed load on one server: memory and latency, one line per minute; SECONDS=7200
 	$(SERVICE)/bin/python tests/chaos/soak.py --seconds $(SECONDS) --out .soak.json
 
-fuzz: setup $(FUZZER)/.made ## 100,000 mutated inputs for what parses, 10,000 over sockets, schemathesis; some 15 minutes, SEED=0
+fuzz: setup $(FUZZER)/.made ## 100,000 mutated inputs for all parsers, 10,000 over sockets, schemathesis; about 15 minutes, SEED=0
 	$(SERVICE)/bin/python tests/fuzz/fuzz.py parsers --count 100000 --seed $(SEED)
 	$(SERVICE)/bin/python tests/fuzz/fuzz.py sockets --count 10000 --seed $(SEED)
 	$(SERVICE)/bin/python tests/fuzz/fuzz.py openapi --seed $(SEED) --schemathesis $(FUZZER)/bin/schemathesis
 
-# An environment of its own: schemathesis would move pins of the service's.
+# A separate environment, since schemathesis would change pinned packages of the service.
 $(FUZZER)/.made:
 	$(PYTHON) -m venv $(FUZZER)
 	$(FUZZER)/bin/python -m pip install -q 'schemathesis>=4,<5'

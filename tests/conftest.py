@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# Tests may import onnxruntime before the package, which turns its telemetry off, too.
+# Tests may import onnxruntime before the package, which turns telemetry off as well.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 try:
@@ -13,7 +13,7 @@ try:
 except ImportError:  # the worker's environment has none
     pass
 else:
-    # How long an example takes says something about the machine, and nothing about the code.
+    # The time of an example depends on the machine, so it is not checked.
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
 

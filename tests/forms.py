@@ -1,4 +1,4 @@
-"""What earlier releases wrote, and the clients that they shipped; see the README in tests/data/forms."""
+"""Files of earlier releases, and their clients; see the README in tests/data/forms."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from serving import HANG_S
 
 FOLDER = Path(__file__).parent / "data" / "forms"
 
-#: The address that the outbox files of the forms are for.
+#: Service and platform of the outbox files.
 OUTBOX_URL, PLATFORM = "http://cost-model:8000", "epyc"
 
 _BEGIN = """
@@ -24,7 +24,7 @@ arguments = json.loads(sys.stdin.read())
 
 @dataclass(frozen=True)
 class Release:
-    """The forms of one release."""
+    """The files of one release."""
 
     folder: Path
 
@@ -35,7 +35,7 @@ class Release:
         return (self.folder / name).read_bytes()
 
     def run_client(self, program, **arguments):
-        """Run a program with the release's client in a process of its own, and return what it prints as JSON.
+        """Run a program with the release's client in a process of its own, and return its JSON output.
 
         The program finds its keyword arguments in the dict ``arguments``.
         """

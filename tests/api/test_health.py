@@ -1,4 +1,4 @@
-"""/health/ready is about scores, /health/measurements about a write that is really tried."""
+"""/health/ready checks scores, and /health/measurements checks with a real write."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def said(server, path):
 
 
 def wait_for(server, code):
-    """Ask whether measurements can be kept until the answer has this status; return its body."""
+    """Ask /health/measurements until the answer has this status, and return its body."""
     return until(lambda: (found := said(server, "/health/measurements"))[0] == code and found[1])
 
 
@@ -35,7 +35,7 @@ def stream(request):
         yield url, process
 
 
-#: What the two servers say of it differs.
+#: The two servers word their errors differently.
 both = pytest.mark.parametrize("stream", binaries(), indirect=True)
 
 
@@ -46,7 +46,7 @@ def server(tmp_path, linear_version, stream):
 
 
 def cannot_write(server, measured_request, good, reason):
-    """Check everything that is told of measurements while scores are to be had."""
+    """Check all reports about measurements while the server can score."""
     error = wait_for(server, 503)
     assert error == {"error": f"the measurement stream cannot be written: {reason}", "code": "not_ready"}
     code, body = said(server, "/health/ready")
@@ -111,7 +111,7 @@ def test_a_server_that_is_gone(server, stream, measured_request, good):
 
 
 def test_a_server_that_hangs_holds_no_check_up(server, stream, measured_request, good):
-    """It hangs until all has been answered, so nothing here waited for it."""
+    """Redis hangs until all requests are answered, so none of them waited for it."""
     can_write(server, measured_request)
     stream[1].send_signal(signal.SIGSTOP)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_a_server_starts_while_the_stream_hangs(tmp_path, linear_version, stream
         wait_for(server, 503)
         stream[1].send_signal(signal.SIGCONT)
         can_write(server, measured_request)
-        until(lambda: "appendonly: expected yes, got no" in server.log)  # once it can be asked
+        until(lambda: "appendonly: expected yes, got no" in server.log)  # as soon as Redis answers
 
 
 def test_what_is_tried_leaves_nothing_behind(server, stream):

@@ -63,7 +63,7 @@ def test_300_requests_at_a_time_wait_for_the_16_connections_to_redis(
         start(tmp_path / "a", model=linear_version, redis_url=url, redis_wait_s=wait_s) as server,
         redis.Redis.from_url(url) as client,
     ):
-        # This test's own, 16 that append, and those of health checks, which do not wait behind them.
+        # The connection of this test, 16 for appends, and those of health checks, which do not wait behind appends.
         fewest = 1 + 16 + 1
         client.client_pause(HANG_S * 1000, all=False)
         is_long = wait_s == 1
@@ -142,7 +142,7 @@ def test_what_cannot_be_scored_by_its_deadline_is_refused_before_that(tmp_path, 
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(24)]
         for thread in threads:
             thread.start()
-        until(lambda: len(outcomes) > 12)  # more than can be done in three seconds
+        until(lambda: len(outcomes) > 12)  # more than fit into three seconds
         hold.unlink()
         for thread in threads:
             thread.join()
@@ -203,7 +203,7 @@ def test_callers_who_leave_while_their_bodies_are_read_leave_no_threads(tmp_path
             post_by_hand(server, nested).close()
         assert server.post("/v1/predict", good[0])[0] == 200
         assert len(list(Path(f"/proc/{server.process.pid}/task").iterdir())) <= before + 2
-        # A fast server answers some of them before it hears that they left.
+        # A fast server answers some of them before it notices that the client has disconnected.
         until(
             lambda: (
                 sum(

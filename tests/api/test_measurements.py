@@ -153,7 +153,7 @@ def test_the_embedded_stream_survives_kill_9_and_leaves_no_orphan(tmp_path, line
 def test_servers_that_were_killed_leave_nothing_that_piles_up(tmp_path, linear_version, monkeypatch):
     """prometheus/client_python #275 and #568: each restart added files, and dead processes stayed in the scrape."""
     data_dir, seen = tmp_path / "stream", []
-    with tempfile.TemporaryDirectory() as scratch:  # its path is short, as that of a socket has to be
+    with tempfile.TemporaryDirectory() as scratch:  # a socket needs a short path
         monkeypatch.setenv("TMPDIR", scratch)
         for _ in range(4):
             with start(data_dir, model=linear_version) as server:
@@ -186,7 +186,7 @@ def test_a_stream_that_dies_is_started_again_with_all_it_kept(tmp_path, linear_v
         assert server.post("/v1/measurements", measured_request)[0] == 200
         statuses = set()
 
-        def kill_and_ask():  # again, where it is back before the machine comes to ask
+        def kill_and_ask():  # again, if it is back before this process could ask
             for child in children_of(server.process.pid).values():
                 os.kill(child, signal.SIGKILL)
             statuses.add(server.post("/v1/measurements", measured_request)[0])

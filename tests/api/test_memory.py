@@ -1,4 +1,4 @@
-"""The memory of a server with default settings, whatever it is sent."""
+"""The memory of a server with default settings stays bounded for hostile requests."""
 
 import gzip
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from serving import start, until
 
-#: MB that the server may take at the defaults: see the documentation of the settings.
+#: Maximum MB of the server at the defaults, as the README states.
 WORST_MB = 450
-#: MB that it may keep: its caches, and memory of the interpreter that is free but in pieces.
+#: MB that the server may keep: its caches, and fragmented memory of the interpreter.
 KEPT_MB = 130
 #: Bytes of the largest body, and of the bodies whose decoded size is just within the bound.
 LARGEST = 8 << 20
@@ -52,7 +52,7 @@ def as_tvm_writes(record: bytes) -> bytes:
 
 
 NEW_STEPS = [RECORD % (0, steps(400 * n, 400), b"0.1") for n in range(1500)]
-#: Requests whose bytes become much, each of which a caller may send.
+#: Requests that take a lot of memory for their size.
 SHAPES = {
     "numbers": predict(b"1", LARGEST),
     "numbers within": predict(b"1", 4_300_000),
@@ -95,7 +95,7 @@ def send(server, name: str) -> int:
 
 
 def deaf(server, path: str, body: bytes, headers: dict[str, str]) -> socket.socket:
-    """Return a socket on which a request was sent whose answer nobody reads."""
+    """Send a request, and return the socket without reading the answer."""
     caller = socket.socket()
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     caller.connect(("127.0.0.1", server.port))
@@ -104,7 +104,7 @@ def deaf(server, path: str, body: bytes, headers: dict[str, str]) -> socket.sock
     return caller
 
 
-@pytest.mark.timeout(900)  # it is much work, and the machine may have more
+@pytest.mark.timeout(900)  # a lot of work for a slow machine
 def test_the_worst_that_callers_can_do_at_the_defaults(tmp_path, good) -> None:
     with start(tmp_path / "stream") as server:
         pid = server.process.pid

@@ -49,7 +49,7 @@ def test_the_posting_routes_document_their_statuses(server):
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/measurements"])
 def test_the_codes_that_another_server_may_not_have_are_documented(server, path):
-    """A client decides by them whether to wait for another server."""
+    """Clients decide by the codes whether to wait for another server."""
     answers = json.loads(server.get("/openapi.json")[1])["paths"][path]["post"]["responses"]
     kinds = [InvalidRequest, *InvalidRequest.__subclasses__()]
     assert sorted(kind.code for kind in kinds) == [

@@ -155,7 +155,7 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, vers
         until(lambda: len(list(stored_records(RecordStore(store)))) == 6)
         time.sleep(2)  # for more of its errors
         errors = [line for line in server.log.splitlines()[before:] if "WARNING" in line or "ERROR" in line]
-        # A flushed stream gets its group with the next measurement, so the recorder need not notice.
+        # The next measurement creates the group of a flushed stream, so the recorder does not notice.
         assert len(errors) < 10, errors
         assert errors or lost == "flushed"
 

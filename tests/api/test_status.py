@@ -88,7 +88,7 @@ def test_a_setting_out_of_range_is_named(tmp_path, capsys, monkeypatch, setting,
 def test_a_record_store_that_cannot_be_made_refuses_the_start(
     tmp_path, capsys, monkeypatch, linear_version, beside
 ):
-    """The server ran, and the process beside it ended over and over."""
+    """The server kept running while its recorder ended again and again."""
     (tmp_path / "file").write_text("")
     error = refused(
         capsys,
@@ -141,7 +141,7 @@ def test_sigterm_with_50_requests_waiting_answers_them_all_and_exits_with_0(tmp_
         for thread in threads:
             thread.join()
         assert server.stop() == 0
-    # A chunk of one of them was with the only thread that scores.
+    # The only scoring thread was working on a chunk of one of them.
     assert Counter(status for status, _ in answers) == {200: 1, 503: 49}
     assert all(
         len(answer["scores"]) == len(request["candidates"]) for status, answer in answers if status == 200

@@ -69,7 +69,7 @@ def served(server):
 
 
 def trials_of(version):
-    """Return the processes that try a version."""
+    """Return the processes of trials."""
     commands = {path.parent.name: path for path in Path("/proc").glob("[0-9]*/cmdline")}
     found = []
     for pid, path in commands.items():
@@ -121,7 +121,7 @@ def test_a_new_version_serves_and_rounds_that_began_with_the_old_one_go_on(launc
 
 @pytest.mark.parametrize("kind", ["json", "log"])
 def test_a_round_that_began_at_a_faster_server_goes_on_at_a_slower_one(launch, registry, sources, good, kind):
-    """The slower one has not seen the activation yet, and would not for an hour."""
+    """The slower server has not seen the activation yet, and would not poll for an hour."""
     name = sources[1].name
     fast, slow = launch(), launch(registry_poll_s=3600)
     registry.activate(name, "test")
@@ -153,7 +153,7 @@ def test_who_waits_for_a_version_is_answered_by_its_deadline_and_a_stop_is_clean
     assert trials_of(stuck)
     assert server.stop() == 0
     assert not trials_of(stuck)
-    assert stuck not in registry.journal().marks  # its trial was given up, which says nothing about it
+    assert stuck not in registry.journal().marks  # an aborted trial says nothing about the version
 
 
 def test_a_stop_is_clean_though_a_network_never_returns(launch, tmp_path, good):

@@ -1,4 +1,4 @@
-"""No process of the product writes outside its folders, or talks to anybody that was not configured.
+"""No process of the product writes outside its folders, or connects to a host that is not configured.
 
 strace looks on, so that libraries in C++ are seen, too: ONNX Runtime 1.32 looked up a vendor's host and left a device id in
 the home folder.
@@ -23,11 +23,11 @@ from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.settings import shipped_model
 
-#: Seconds that end a hang.
+#: Seconds after which a process counts as hung; strace makes it slow.
 HANG_S = 1200
-#: What a process may open for writing wherever it stands: devices, what the kernel tells, compiled modules of the installation.
+#: Paths that any process may open for writing: devices, /proc, and compiled modules of the installation.
 HARMLESS = re.compile(r"/dev/|/proc/|.*/__pycache__(/|$)")
-#: glibc asks this socket for names of users and hosts. Nobody listens to it but a cache on the same machine.
+#: glibc asks this socket for names of users and hosts. Only a cache on the same machine listens to it.
 NAME_CACHE = "/var/run/nscd/socket"
 
 _ADDRESS = re.compile(
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass
 class Traces:
-    """Where a traced process connected to, and what it opened for writing or made, by absolute path."""
+    """Addresses that a traced process connected to, and absolute paths that it wrote or created."""
 
     addresses: set[tuple[str, int]]
     sockets: set[str]
@@ -59,7 +59,7 @@ class Traces:
 
 
 class Sandbox:
-    """Empty folders that a process takes for its home, its working folder and that of temporary files."""
+    """Empty folders that serve as a process's home, working directory and temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
@@ -89,7 +89,7 @@ class Sandbox:
         return subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.PIPE, text=True)
 
     def run(self, *arguments: object, status: int = 0, **settings: object) -> str:
-        """Run a command to its end, check what it left, and return what it printed."""
+        """Run a command, check what it wrote and connected to, and return its output."""
         with self.start(list(arguments), **settings) as process:
             output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == status
@@ -97,7 +97,7 @@ class Sandbox:
         return output
 
     def check(self, *sockets: str) -> None:
-        """Assert that all is still empty, that nothing else was written, and that only `sockets` were connected to."""
+        """Assert that the folders are still empty, that nothing else was written, and that it connected only to `sockets`."""
         left = [str(path) for folder in self.empty for path in folder.rglob("*")]
         traces = self._traces()
         temporary = str(self.empty[-1])
@@ -123,7 +123,7 @@ def sandbox(tmp_path):
 
 @pytest.fixture
 def logs(sandbox, measured_lines):
-    """A tuning log in the data folder, which is where a user has it."""
+    """A tuning log in the data folder."""
     sandbox.data.mkdir()
     path = sandbox.data / "measured.json"
     path.write_text("\n".join(measured_lines))
@@ -131,7 +131,7 @@ def logs(sandbox, measured_lines):
 
 
 def end(process):
-    """Ask the process that strace looks at to end, as an operator would."""
+    """Terminate the process that strace traces, as an operator would."""
     (traced,) = children_of(process.pid).values()
     os.kill(traced, signal.SIGTERM)
     assert process.wait(timeout=HANG_S) == 0
@@ -220,7 +220,7 @@ def test_models(sandbox):
 
 
 def test_a_library_that_imports_the_package(sandbox):
-    """Whoever imports a part of it has the variable before that part can import ONNX Runtime."""
+    """Importing any module of the package sets the variable before that module can import ONNX Runtime."""
     program = "import tlp_service.scoring.network, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
     found = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)

@@ -30,7 +30,7 @@ MEASURED = Path(__file__).resolve().parent.parent / "data" / "measured.json"
 DUPLICATES, CORRUPT = 0.1, 0.01
 #: Seconds after the last kill until all must be done.
 SETTLE_S = 900
-#: Kills that happen however long each restart takes.
+#: Minimum number of kills, however long each restart takes.
 MIN_KILLS = 4
 #: New records at which the trainer makes a step.
 TRAIN_RECORDS = 500
@@ -59,7 +59,7 @@ def deal(good, corrupt, workers, chance):
 
 
 def run(seconds, count, workers, seed, folder):
-    """Return what happened, as a dictionary."""
+    """Return the results as a dictionary."""
     chance = random.Random(seed)
     good, corrupt = make_records(MEASURED.read_text().splitlines(), count, chance)
     with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""Bodies and connections that a server meets: ordinary, large, broken and hostile ones."""
+"""Bodies and connections for a server: ordinary, large, broken and hostile ones."""
 
 import gzip
 import itertools
@@ -8,12 +8,12 @@ import socket
 import time
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
-#: Bytes of a body that fill the largest one that is taken by default.
+#: Bytes of a body just below the default limit.
 FULL = (32 << 20) - 1024
 
 
 def predict_of(task, candidates):
-    """Return the body of a predict request, its primitives numbered as clients do it."""
+    """Return the body of a predict request with distinct primitives, as clients send it."""
     numbers: dict[str, int] = {}
     indices = [[numbers.setdefault(json.dumps(p), len(numbers)) for p in c] for c in candidates]
     primitives = [json.loads(text) for text in numbers]
@@ -39,7 +39,7 @@ def record_of(primitives, cost=1e-3, at=None):
 
 
 def fused_splits(chance):
-    """Return a candidate whose loops take many sizes each: its replay compares all of them with one another."""
+    """Return a candidate whose loops have many sizes each; its replay compared all pairs of them."""
     steps = []
     for _ in range(8):
         steps += [["SP", 1, 0, 16, [1, 1, 1, 1], 1], ["FU", 1, [0, 4]]]
@@ -54,7 +54,7 @@ def _filled(head, unit, tail, size=FULL):
 
 
 def hostile(chance):
-    """Return a body that a client made to hurt: ``(name, route, body, headers)``."""
+    """Return a hostile body as ``(name, route, body, headers)``."""
     own = str(chance.random())
     x = b'{"format":1,"x":['
     shapes = {
@@ -135,7 +135,7 @@ def hostile(chance):
 
 
 def broken(chance, body):
-    """Return a body with some bytes changed, left out, doubled or cut."""
+    """Return a body with some bytes changed, removed, duplicated or cut off."""
     damaged = bytearray(body)
     for _ in range(chance.randint(1, 4)):
         at, length = chance.randrange(len(damaged) + 1), chance.choice([1, 1, 2, 8, 64])
@@ -153,12 +153,12 @@ def broken(chance, body):
     return bytes(damaged)
 
 
-#: Pieces that parsers take for something else than they are.
+#: Byte strings that confuse parsers.
 _ODD = [b"NaN", b"-1", b"1e999", b"9" * 400, b"null", b"[]", b"{}", b'""', b"\\u0000", b"\xff", b"\xed\xa0\x80", b"2e9", b"true", b"18446744073709551616", b"-0.0", b'"\\ud800"', b"\xef\xbb\xbf", b"\n", b"\r\n\n"]  # fmt: skip
 
 
 def hostile_connection(chance, port, seconds):
-    """Hold a connection that pipelines without reading, stops in its head or body, or says nothing."""
+    """Open a connection that pipelines without reading, stops within head or body, or sends nothing."""
     requests = {
         "pipeline": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
         "half a head": b"POST /v1/predict HTTP/1.1\r\nHost:",
@@ -193,7 +193,7 @@ def ordinary_records(lines, chance, count):
 
 
 def ordinary_candidates(lines, chance, count):
-    """Return the task of real records, and so many candidates like theirs: the same steps, other sizes of tiles."""
+    """Return the task of real records, and candidates with the same steps and other tile sizes."""
     documents = [json.loads(line) for line in lines]
     workload_key, target = documents[0]["i"][0][:2]
     same = [d["i"][1][1] for d in documents if d["i"][0][0] == workload_key]
@@ -206,5 +206,5 @@ def ordinary_candidates(lines, chance, count):
 
 
 def seeded(seed, *parts):
-    """Return a random generator for a part of a run."""
+    """Return a random generator for one part of a run."""
     return random.Random(f"{seed} {parts}")

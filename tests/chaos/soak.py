@@ -1,4 +1,4 @@
-"""Hours of mixed load on one server; afterwards its memory must be level and an ordinary call as fast as without the rest.
+"""Hours of mixed load on one server. Its memory must level off, and ordinary calls must stay as fast as without the other load.
 
     .venv/bin/python tests/chaos/soak.py --seconds 7200 --out soak.json
 
@@ -30,24 +30,24 @@ from tlp_service.settings import shipped_model
 LINES = (Path(__file__).resolve().parent.parent / "data" / "measured.json").read_text().splitlines()
 GOOD = [line for line in LINES if json.loads(line)["r"][1] == 0]
 KEY = "soak"
-#: Bars: memory of the server, growth of a process in the second half, p99 over its base value, and the longest call.
+#: Limits: memory of the server, growth of a process in the second half, ratio of p99 to its base value, longest call.
 MAX_SERVER_MB, MAX_GROWTH, MAX_RATIO, MAX_CALL_S = 450, 1.1, 3.0, 2.0
 #: Candidates of an ordinary and of a large call.
 ORDINARY, LARGE = 2048, 30_000
-#: Seconds between two ordinary calls: a base of some 200 a minute, of which a p99 is a figure.
+#: Seconds between two ordinary calls: about 200 per minute, enough for a p99.
 PACE_S = 0.25
 #: Seconds that a caller waits before it counts the call as lost.
 LOST_S = 60
 
 
 class Load:
-    """The callers, each a thread, and what they saw."""
+    """The callers, one thread each, and their results."""
 
     def __init__(self, server, seed):
         self.server, self.seed = server, seed
         self.is_over = threading.Event()
         self.calls = []  # (when it ended, seconds, status) of the ordinary ones
-        self.call_began = None  # of the ordinary call that is under way
+        self.call_began = None  # of the ordinary call in progress
         self.statuses = defaultdict(Counter)
         self.faults = []
         self._threads = []
@@ -84,15 +84,15 @@ class Load:
             began = time.monotonic()
             try:
                 act(chance)
-            except OSError as error:  # a server that is away is a finding, and no end
+            except OSError as error:  # a lost server is a result, and does not end the run
                 self.statuses[name][type(error).__name__] += 1
-            except Exception:  # noqa: BLE001  whatever it is, the other callers go on
+            except Exception:  # noqa: BLE001  the other callers go on in any case
                 self.faults.append(f"{name}: {traceback.format_exc()[-1500:]}")
             self.is_over.wait(max(0.0, began + pace_s - time.monotonic()))
 
 
 def ordinary_part(load):
-    """Start the callers that any farm has."""
+    """Start the ordinary callers."""
     bodies = []
     for number in range(8):
         chance = shapes.seeded(load.seed, "ordinary", number)
@@ -134,7 +134,7 @@ def ordinary_part(load):
 
 
 def other_part(load):
-    """Start the callers that nobody wants."""
+    """Start the large, broken and hostile callers."""
     chance = shapes.seeded(load.seed, "large")
     large = shapes.predict_of(*shapes.ordinary_candidates(GOOD, chance, LARGE))
     whole = [
@@ -167,7 +167,7 @@ def other_part(load):
 
 
 def rss_mb(pid):
-    """Return the resident memory of a process; None of one that is gone."""
+    """Return the resident memory of a process, or None if it has ended."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):
@@ -182,7 +182,7 @@ def sample(load, begin, end):
     of_it = [call for call in load.calls if begin <= call[0] < end]
     seconds = sorted(s for _, s, _ in of_it)
     if load.call_began is not None and not seconds:
-        seconds = [end - load.call_began]  # one that nothing came of in all this time
+        seconds = [end - load.call_began]  # a call without an answer in all this time
     return {
         "memory_mb": memory,
         "calls": len(of_it),
@@ -198,7 +198,7 @@ def p99_of(seconds):
 
 
 def watch(load, seconds, every_s, phase):
-    """Sample for so long, print each line, and return the samples."""
+    """Sample for `seconds`, print one line per minute, and return the samples."""
     samples, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         begin = time.monotonic()
@@ -250,7 +250,7 @@ def judge(base, mixed, base_p99):
 
 
 def run(seconds, base_seconds, every_s, seed, folder):
-    """Return what happened, as a dictionary."""
+    """Return the results as a dictionary."""
     settings = {"recorder": 1, "trainer": 1, "train_records": 2000, "admin_key": KEY}
     with Server(sys.executable, folder / "data", **settings) as server:
         load = Load(server, seed)
@@ -281,7 +281,7 @@ def run(seconds, base_seconds, every_s, seed, folder):
 
 
 def publish(server, folder):
-    """Publish the version that is swapped with the first one."""
+    """Publish a second version for the swaps."""
     from tlp_service.versions.registry import Registry
 
     Registry(folder / "data" / "models").publish(shipped_model("published"))

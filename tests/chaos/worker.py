@@ -2,7 +2,7 @@
 
     python worker.py URL RECORDS.jsonl OUTBOX_FOLDER NAME SECONDS
 
-Each line of RECORDS is ``[id, line]``; they are put into the outbox in the course of SECONDS. It never ends before every record is acknowledged or refused and one predict call was answered, however often the service is away.
+Each line of RECORDS is ``[id, line]``; the worker puts them into the outbox over SECONDS. It ends only when every record is acknowledged or refused and one predict call has been answered, however often the service is away.
 """
 
 import json
@@ -30,7 +30,7 @@ def main(url, records, folder, name, seconds):
     while waiting or outbox.waiting or not told["answered"]:
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
         started = time.monotonic()
-        outbox.put(batch, None)  # of none when only an answer is missing
+        outbox.put(batch, None)  # empty if only the predict answer is missing
         told["slowest_put_s"] = max(told["slowest_put_s"], time.monotonic() - started)
         try:
             answer = connection.predict(Task('["w"]', "llvm", None), STEPS, [[0, 1], [1, 2], [2]], Round())

@@ -195,7 +195,7 @@ def test_an_answer_that_this_client_does_not_know_is_taken_by_its_status(status,
             predict(connection, Round("v1"))
         assert (refused.value.status, refused.value.code) == (status, code)
         assert refused.value.remedy
-    assert len(script.requests) == 3  # the breaker is closed: it is no failure of the service
+    assert len(script.requests) == 3  # the breaker stays closed, since the service did not fail
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What servers of earlier releases answer, over a real socket, and what earlier clients left on disk: for this client."""
+"""The client of this release with the answers of earlier servers, over a real socket, and with the files of earlier clients."""
 
 import json
 import shutil
@@ -26,9 +26,9 @@ REFUSAL_IDS = [f"{release.folder.name}: {refusal['of']}" for release, refusal in
 
 
 class Stub:
-    """Answers as the server of a release does: its refusal if there is one, else its answer to that request.
+    """Answers like the server of a release: with a given refusal, or else with the recorded answer.
 
-    A measurement request that is not the release's own is answered in the same form: `rejected` says at which positions.
+    Other measurement requests get an answer of the same form; `rejected` contains the positions to reject.
     """
 
     def __init__(self, release):
@@ -148,7 +148,9 @@ def test_its_refusal_of_a_request_loses_no_measurement(release, refusal, folder,
         box.put(letters(measured_lines[:2]), None)
         for _ in range(3):
             assert stub.has_answered.acquire(timeout=HANG_S)
-        if refusal["status"] != 413:  # its own 413 of a single record is a verdict: that goes to quarantine
+        if (
+            refusal["status"] != 413
+        ):  # a 413 of the service for a single record is a verdict, and the record goes to quarantine
             assert (box.waiting, box.rejected) == (2, 0)
         stub.refusal = None
         assert box.flush(HANG_S)
@@ -197,7 +199,7 @@ def test_an_outbox_file_of_an_earlier_client_is_sent_as_it_was_left(release, fol
 
 @pytest.mark.parametrize("release", RELEASES, ids=IDS)
 def test_what_this_client_sends_is_read_by_the_release(release, measured_lines):
-    """A client that sends a field which an older server does not know is refused as a whole."""
+    """An older server refuses a whole request with a field that it does not know."""
     predict = encode_predict(
         Task("[]", "llvm"), ['["CI", 1]'], [[0], []], platform=PLATFORM, version="published-0123456789ab"
     )

@@ -19,16 +19,16 @@ from tlp_client.wire.measurements import MeasurementAnswer
 
 
 class Service:
-    """Keeps records by id; refuses as told: single records, or whole requests."""
+    """Keeps records by id; refuses single records or whole requests as configured."""
 
     def __init__(self):
         self.kept = {}
         self.order = []
         self.requests = []
         self.faults = []
-        self.poison = set()  # ids that are rejected by themselves
-        self.refusals = {}  # id -> what any request with it is refused with
-        self.refusal = None  # of all requests
+        self.poison = set()  # ids of records to reject
+        self.refusals = {}  # id -> refusal of every request with that record
+        self.refusal = None  # refusal of all requests
         self.open = threading.Event()
         self.open.set()
 
@@ -68,9 +68,9 @@ def letters(*numbers):
 
 
 def until(box, holds):
-    """Wait until something holds of an outbox."""
+    """Wait until a condition on an outbox holds."""
     with box._changed:
-        # Refusals change nothing that is told, so it is looked at again and again.
+        # Refusals do not notify the condition variable, so check periodically.
         deadline = time.monotonic() + HANG_S
         while not holds():
             assert time.monotonic() < deadline
@@ -78,7 +78,7 @@ def until(box, holds):
 
 
 def quarantined(folder):
-    """Return the entries of the quarantine in a folder."""
+    """Return the entries of the quarantine files in a folder."""
     (path,) = folder.glob("quarantine-*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -134,7 +134,7 @@ def test_one_rejected_record_does_not_hold_up_the_others(outbox, service, caplog
     assert "poison" in caplog.text
 
 
-#: Answers to a whole request: of servers of today and later, of proxies, of something else at the address.
+#: Answers to a whole request from servers of this and later releases, from proxies, and from other programs.
 REFUSALS = [
     *(Refused(400, "x", code) for code in ("malformed", "content_type", "unsupported", "")),
     *(Refused(422, "x", code) for code in ("invalid", "unknown_format", "unknown_field", "of_a_later_server")),
@@ -147,7 +147,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=str)
 def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(tmp_path, service, refusal):
-    """Data loss at an upgrade: 'invalid' came from a server of another wire format, and all letters were dropped."""
+    """Data loss at an upgrade: a server of another wire format answered 'invalid', and all letters were dropped."""
     service.refusal = refusal
     spool = Spool(tmp_path, "http://x", None)
     box = Outbox(service, "w", spool=spool, batch=4, first_pause_s=0.001, longest_pause_s=0.002)
@@ -155,7 +155,7 @@ def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(tmp_path, s
     until(box, lambda: len(service.requests) >= 12)
     assert (box.waiting, box.acknowledged, box.rejected) == (10, 0, 0)
     assert box.folder == tmp_path
-    service.refusal = None  # a server that takes them
+    service.refusal = None  # a server that accepts them
     assert box.flush(HANG_S)
     box.close()
     assert sorted(service.order) == sorted(f"id-{n}" for n in range(10))
@@ -263,7 +263,7 @@ def test_a_service_that_refuses_all_is_asked_ever_less_and_one_warning_says_what
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "422: format: this is wire format 2, not 1" in warning
     assert "update the older one" in warning
-    # Once it takes them, it gets ever larger requests again.
+    # When it accepts them, the requests grow again.
     assert [count for count, _ in service.requests[12:]] == [1, 2, 4, 8, 16, 32, 1]
 
 
@@ -278,7 +278,7 @@ def test_a_request_that_is_too_large_is_halved_at_once_and_a_record_that_is_goes
 
     service = Narrow()
     spool = Spool(tmp_path, "http://x", None)
-    # A pause would show: it is longer than a test may take.
+    # A pause would be noticed, since it is longer than a test may take.
     box = Outbox(service, "w", spool=spool, batch=8, first_pause_s=1000, longest_pause_s=1000)
     box.put(letters(*range(3)), None)
     until(box, lambda: box.waiting == 0)
@@ -337,7 +337,7 @@ def test_a_quarantine_that_cannot_be_written_is_the_log(tmp_path, service, caplo
 def test_a_letter_that_spoils_its_request_goes_to_quarantine_once_it_is_alone(
     tmp_path, service, line, worker, version
 ):
-    """Damage on the disk: no server can name the record, for it cannot read the request."""
+    """Damage on disk: no server can name the record, since it cannot read the request."""
     dead = Spool(tmp_path, "http://x", None)
     dead.add(
         [Letter("bad", line, version, worker), *(Letter(i, text, "v1", "w") for i, text in letters(1, 2))]

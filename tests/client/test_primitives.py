@@ -123,7 +123,7 @@ def test_a_candidate_may_have_so_many_primitives():
 
 
 def test_a_candidate_may_have_so_many_sizes():
-    """Each split of three lengths has four sizes, one that follows another five, and one that follows 16 of those one of each."""
+    """A split of three lengths has four sizes, a follow split five, and a fused follow split one per source."""
     split, follower, fused = map(
         read_primitive, (["SP", 0, 0, 64, [4, 2, 8], 1], ["FSP", 1, 0, 0, 2], ["FFSP", 1, 0, [0] * 16, 1, 1])
     )

@@ -1,4 +1,4 @@
-"""The file of letters that cannot be delivered: bounded, shared, and adopted by nobody."""
+"""The quarantine file is bounded, shared between processes, and not adopted by outboxes."""
 
 import json
 import multiprocessing

@@ -186,13 +186,13 @@ def record_of(key="k", steps=(), costs=(1,)):
 
 
 def of_bytes(length):
-    """Return a record whose line has so many bytes."""
+    """Return a record whose line has this number of bytes."""
     short = read_record(record_of("k")).to_line()
     return record_of("k" * (length - len(short) + 1))
 
 
 def read_both(document):
-    """Read a record as an object and as text, as TVM and as a thrifty writer write it."""
+    """Read a record as an object and as text, with the blanks of TVM and without any."""
     texts = [json.dumps(document), json.dumps(document, separators=(",", ":"))]
     return [read_record(document), *map(parse, texts)]
 
@@ -216,7 +216,7 @@ def test_what_a_record_may_be_ends_exactly_at_its_bound(good, bad, message):
 
 
 def test_what_is_accepted_is_accepted_again_from_where_it_is_kept():
-    """The line that is kept has blanks that the one which came may lack: the recorder must not refuse what the server took."""
+    """The stored line has blanks that the received one may lack: the recorder must not refuse what the server has accepted."""
     steps = [["RE", 0, list(range(120))]] * 140
     document = record_of(steps=steps)
     thrifty = json.dumps(document, separators=(",", ":"))

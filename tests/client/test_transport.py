@@ -95,7 +95,7 @@ def test_nobody_listens():
 
 
 def test_a_server_that_sleeps_costs_no_more_than_the_timeout():
-    """It sleeps until the answer to it is given up, so that who waits for it waits for ever."""
+    """The server sleeps until the client has given up, so a client that waits would wait for ever."""
     with (
         server(lambda connection, stop: stop.wait(HANG_S)) as url,
         pytest.raises(DeadlineExceeded),
@@ -158,7 +158,7 @@ def test_a_child_of_fork_has_connections_of_its_own():
 
 
 def test_what_follows_an_interim_answer_is_never_taken_for_that_of_the_next_request():
-    """Scores of another request, or the account of other measurements, which would be deleted as sent."""
+    """Scores of another request, or an answer that accounts for other measurements, which would then be deleted."""
 
     def hints_and_answers_late(connection, stop):
         connection.recv(65536)
@@ -169,7 +169,7 @@ def test_what_follows_an_interim_answer_is_never_taken_for_that_of_the_next_requ
     second = replies(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntwo")
     with server(hints_and_answers_late, second) as url:
         transport = HttpTransport(url)
-        # Some Pythons skip interim answers, and find none after this one.
+        # Some Python releases skip interim answers, and find no other after this one.
         with pytest.raises(ServiceError):
             transport.post("/v1/predict", b"{}", {}, 2.0)
         assert transport.post("/v1/predict", b"{}", {}, 60.0).body == b"two"
@@ -205,7 +205,7 @@ def test_whatever_is_sent_for_an_answer_is_an_error_of_the_service(data):
 
 
 def test_a_failed_exchange_leaves_no_socket_to_the_garbage_collector():
-    """A worker asks again and again while the service is down, and may collect no garbage meanwhile."""
+    """A worker retries while the service is down, possibly without any garbage collection in between."""
     gc.collect()
     gc.disable()
     try:

@@ -238,14 +238,14 @@ def test_an_answer_is_decoded():
         answer(scores=[0.5, float("nan")]),
         answer(scores=[0.5, float("inf")]),
         answer(version=None),
-        answer(version="a b"),  # it would be asked for, and stated with measurements
+        answer(version="a b"),  # the client would send it back with requests and measurements
         answer(version="v" * 129),
         answer(model="\ud800"),
-        answer(scores=[0.5, 10**309]),  # fits no float
+        answer(scores=[0.5, 10**309]),  # does not fit a float
         answer(scores=[0.5, -(10**309)]),
-        answer(scores=[0.5, 1e39]),  # infinite in the 32 bits of a tuner
+        answer(scores=[0.5, 1e39]),  # infinite in 32 bits, in which tuners keep scores
         answer(scores=[0.5, -1e39]),
-        answer(scores=[0.5, 1]).replace(b"1]", b"1" * 5000 + b"]"),  # more digits than Python reads
+        answer(scores=[0.5, 1]).replace(b"1]", b"1" * 5000 + b"]"),  # more digits than Python parses
     ],
 )
 def test_an_answer_that_does_not_answer_is_refused(body):
@@ -262,7 +262,7 @@ def test_a_measurement_answer_that_accounts_for_all_records_is_decoded():
     decoded = decode_measurement_answer(kept(), 4)
     assert (decoded.accepted, decoded.duplicates, decoded.rejected) == (2, 1, {3: "x"})
     later = decode_measurement_answer(kept(round=7, rejected=[{"record": 0, "error": "x", "code": "y"}]), 4)
-    assert later.rejected == {0: "x"}  # a later server may say more
+    assert later.rejected == {0: "x"}  # a later server may add fields
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_measurement_answer_that_accounts_for_all_records_is_decoded():
     ],
 )
 def test_a_measurement_answer_that_does_not_account_for_each_record_once_is_refused(body):
-    """What it does not account for would be taken for kept, and deleted."""
+    """Otherwise the client would take unaccounted records for stored ones and delete them."""
     with pytest.raises(BadAnswer):
         decode_measurement_answer(body, 4)
 
@@ -318,7 +318,7 @@ def test_what_another_server_may_take_is_told_apart_from_what_none_takes(kind, c
 
 
 def test_an_unknown_field_beside_a_record_is_the_requests_and_no_verdict_on_the_record():
-    """A later client has it in all records; to reject each by itself would be to lose them all."""
+    """A later client sends the field with all records; rejecting them one by one would lose them all."""
     body = measured(on_invalid="report")
     body["records"][0]["round"] = 7
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Mutated inputs for everything that parses, for a running server, and for what its OpenAPI document says.
+"""Feeds mutated inputs to all parsers and to a running server, and runs schemathesis on its OpenAPI document.
 
     .venv/bin/python tests/fuzz/fuzz.py parsers --count 100000 --seed 0
     .venv/bin/python tests/fuzz/fuzz.py sockets --count 10000
@@ -26,16 +26,16 @@ import shapes
 from parsers import DATA, parsers
 from serving import HANG_S, Server
 
-#: Inputs of a request that is known to be sound between two of its checks.
+#: Mutated inputs between two checks with a valid request.
 CHECK_EVERY = 50
 
 
 def fuzz_parsers(count, seed, folder, report=print, only=None):
-    """Return the faults: what raised something that it does not document."""
+    """Return the faults: inputs for which a parser raised an undocumented exception."""
     found = [parser for parser in parsers(folder) if only in (None, parser.name)]
     weights, outcomes, faults, places = [p.weight for p in found], Counter(), [], Counter()
     chance = random.Random(seed)
-    for parser in found:  # those that are not damaged are read, or nothing would be found out
+    for parser in found:  # the undamaged inputs must be valid, or the test would check nothing
         sound = parser.inputs[0]
         parser.read((sound, sound) if parser.name == "scores beside it" else sound)
     for number in range(count):
@@ -46,7 +46,7 @@ def fuzz_parsers(count, seed, folder, report=print, only=None):
             outcomes[parser.name, "read"] += 1
         except parser.errors:
             outcomes[parser.name, "refused"] += 1
-        except Exception as error:  # noqa: BLE001  that is what is looked for
+        except Exception as error:  # noqa: BLE001  any other exception is a fault
             outcomes[parser.name, "FAULT"] += 1
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{parser.name}: {type(error).__name__} at {frame.filename}:{frame.lineno}"
@@ -61,7 +61,7 @@ def fuzz_parsers(count, seed, folder, report=print, only=None):
 
 
 def fuzz_sockets(count, seed, folder, report=print):
-    """Return the faults of a server that gets mutated bodies: a 5xx, a lost server, another score of a sound request."""
+    """Return the faults of a server that gets mutated bodies: a 5xx, a lost server, a changed score of a valid request."""
     chance = random.Random(seed)
     lines = (DATA / "measured.json").read_text().splitlines()
     sound = shapes.predict_of(*shapes.ordinary_candidates(lines, chance, 200))
@@ -104,7 +104,7 @@ def fuzz_sockets(count, seed, folder, report=print):
 
 
 def fuzz_openapi(program, seed, folder):
-    """Run schemathesis, which has an environment of its own, on a server of ours, and return what it found as faults."""
+    """Run schemathesis, from an environment of its own, on a server, and return the faults that it finds."""
     with Server(sys.executable, folder / "data", recorder=1, admin_key="key") as server:
         command = [program, "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--seed", str(seed), "--header", "Authorization: Bearer key", "--no-color"]  # fmt: skip
         status = subprocess.run(command, check=False, cwd=folder).returncode
@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--schemathesis", type=Path, default=Path(".venv-fuzz/bin/schemathesis"))
     parser.add_argument("--only", help="name of the one parser that is tried")
     arguments = parser.parse_args()
-    logging.disable()  # the readers warn of what they are given, some hundred thousand times
+    logging.disable()  # the readers would log about a hundred thousand warnings
     count = f", {arguments.count} inputs" if arguments.part != "openapi" else ""
     print(f"{arguments.part}{count}, seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:

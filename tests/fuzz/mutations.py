@@ -1,9 +1,9 @@
-"""Damage to bytes and to JSON trees, drawn from a generator that a seed makes."""
+"""Damages bytes and JSON trees at random, reproducibly by seed."""
 
 import copy
 import json
 
-#: Values that a reader may take for something else than they are, or that are just beyond what it can hold.
+#: Values that readers may misinterpret, or that are just out of range.
 ODD = [
     None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 1e-320, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, 2**64, 10**400,
     "", " ", "a", "\x00", "é", "\ud800", "\U0001f600", "a" * 5000, "9" * 400, "NaN", "-keys=cuda", "[" * 2000, "../..", "a/b", "\n",
@@ -15,7 +15,7 @@ PIECES = [b"NaN", b"-1", b"1e999", b"9" * 400, b"null", b"[]", b"{}", b'""', b"\
 
 
 def damaged_bytes(chance, whole):
-    """Return bytes of which some are changed, left out, doubled, inserted or cut off."""
+    """Return bytes of which some are changed, removed, duplicated, inserted or cut off."""
     found = bytearray(whole)
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
         at, length = chance.randrange(len(found) + 1), chance.choice([1, 1, 2, 4, 16, 64])
@@ -36,7 +36,7 @@ def damaged_bytes(chance, whole):
 
 
 def damaged_tree(chance, document):
-    """Return a copy of a JSON tree in which some nodes are replaced, left out, doubled or swapped."""
+    """Return a copy of a JSON tree in which some nodes are replaced, removed, duplicated or swapped."""
     tree = copy.deepcopy(document)
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
         nodes = list(_places(tree))
@@ -59,14 +59,14 @@ def damaged_tree(chance, document):
 
 
 def damaged_json(chance, whole):
-    """Return the bytes of a JSON document that was damaged as a tree or as bytes."""
+    """Return the bytes of a JSON document, damaged as a tree or as bytes."""
     if chance.random() < 0.4:
         return damaged_bytes(chance, whole)
     return json.dumps(damaged_tree(chance, json.loads(whole))).encode(errors="surrogatepass")
 
 
 def _places(tree, depth=0):
-    """Yield ``(parent, key)`` of all nodes; of long lists some."""
+    """Yield ``(parent, key)`` of all nodes, but of only some elements of long lists."""
     if isinstance(tree, dict):
         keys = list(tree)
     elif isinstance(tree, list):

@@ -1,4 +1,4 @@
-"""Everything that parses, each with sound inputs and the errors that it documents."""
+"""All parsers, each with valid inputs and its documented errors."""
 
 import contextlib
 import dataclasses
@@ -41,25 +41,25 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 BASE = read_manifest(shipped_model("base"))
 #: Bytes that a damaged gzip stream may become.
 MOST_INFLATED = 1 << 20
-#: Records of the file that stands beside a damaged one.
+#: Records of the valid file beside a damaged one.
 SOUND_ROWS = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Parser:
-    """What is tried: how to damage a sound input, what reads it, and the errors that it may answer with."""
+    """A parser under test: valid inputs, how to damage them, how to read them, and the expected errors."""
 
     name: str
     inputs: list[bytes]
     damage: object
     read: object
     errors: tuple[type[Exception], ...] = ()
-    #: How many of a hundred inputs it gets; some are slow.
+    #: Share of the inputs in percent; some parsers are slow.
     weight: int = 10
 
 
 def parsers(folder):
-    """Return all, with a folder for those that read files."""
+    """Return all parsers; `folder` is for those that read files."""
     lines = [
         line for name in ("measured.json", "cuda.json") for line in (DATA / name).read_text().splitlines()
     ]
@@ -240,7 +240,7 @@ def _read_entry(whole):
     except (ValueError, RecursionError):
         return
     if not isinstance(fields, dict) or not all(isinstance(v, str) for v in fields.values()):
-        return  # Redis holds nothing else
+        return  # values in Redis are always text
     RecordParser().parse(Entry(**fields).record)
 
 
@@ -253,7 +253,7 @@ def _store_row(whole):
     check_measured(record)
     rows = Rows("epyc", Texts())
     rows.add(record, whole, "worker:w", 0)
-    with contextlib.suppress(ValueError, TypeError, OverflowError):  # the recorder names it among the dead
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # the recorder keeps it as a dead letter
         rows.table()
 
 
@@ -269,7 +269,7 @@ def _store_file(folder, lines):
 
 
 class _StoreReader:
-    """Reads a damaged file beside a sound one, whose records must come whatever the other holds."""
+    """Reads a damaged file beside a valid one, whose records must be read in any case."""
 
     def __init__(self, folder, sound):
         self._store = RecordStore.create(folder)
@@ -286,7 +286,7 @@ class _StoreReader:
 
 
 class _Mixed:
-    """Scores sound candidates beside damaged ones, which must change nothing."""
+    """Scores valid candidates beside damaged ones, which must not change their scores."""
 
     def __init__(self, records):
         self._scorer = Scorer(shipped_model())

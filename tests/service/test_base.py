@@ -40,7 +40,7 @@ SMALL = {"width": 16, "blocks": 2, "members": 3, "task_hidden": 8}
 
 
 def unchecked(step):
-    """Return a primitive that may be larger than `read_primitive` takes, as an old record store may hold it."""
+    """Return a primitive that may exceed the bounds of `read_primitive`, as in an old record store."""
     return Primitive(step[0], tuple(tuple(a) if isinstance(a, list) else a for a in step[1:]))
 
 
@@ -91,7 +91,7 @@ def test_a_candidate_longer_than_any_real_one_is_an_error_of_its_own(version):
     steps = [["CI", 0]] * (MAX_STEPS + 1)
     with pytest.raises(InvalidRequest, match=r"candidates\[1\]: 513 primitives are more than the 512"):
         request([steps[1:], steps, steps[:1]])
-    # Old record stores hold such candidates; nothing checks those on their way here.
+    # Old record stores may contain such candidates, and nothing checks them before this.
     long = replace(
         request([steps[:1]]), indices=np.zeros(MAX_STEPS + 1, np.int64), lengths=np.array([MAX_STEPS + 1])
     )
@@ -156,7 +156,7 @@ def new_skeletons(count, steps=40):
 
 
 def test_one_request_is_computed_in_steps_each_of_which_replays_one_skeleton_at_most(monkeypatch):
-    """A legal request may hold 65,536 skeletons that nobody has replayed, and each takes milliseconds."""
+    """A valid request may have 65,536 new skeletons, and replaying each takes milliseconds."""
     replayed = []
     replay = skeleton._replayed
     monkeypatch.setattr(skeleton, "_replayed", lambda steps: replayed.append(len(steps)) or replay(steps))
@@ -170,7 +170,7 @@ def test_one_request_is_computed_in_steps_each_of_which_replays_one_skeleton_at_
             replayed_before.append(len(replayed))
     assert sorted(set(replayed_before)) == list(range(30))
     assert len(replayed) == 30
-    # A step that replays is told by what it costs, more than any other here but that of laying out.
+    # A step that replays is recognised by its cost, which only the step per block exceeds.
     assert costs.count(base._SKELETON_COST + 40 * base._REPLAY_COST) == 30
 
 
@@ -179,11 +179,11 @@ def test_many_places_are_laid_out_in_blocks_that_are_steps():
     replayed = base._SKELETON_COST + 500 * base._REPLAY_COST
     blocks = [cost for cost in steps if cost > base._BLOCK_COST and cost != replayed]
     assert len(blocks) == math.ceil(500 * 1000 / (base._BLOCK_PLACES // 500 * 500))
-    assert max(steps) <= 1 << 20  # some 20 ms
+    assert max(steps) <= 1 << 20  # about 20 ms
 
 
 def test_what_is_kept_of_replayed_skeletons_is_bounded_in_bytes(monkeypatch):
-    """Ten times the bound: skeletons were counted, and one that a request makes up is twenty times as large as others."""
+    """Ten times the bound: the cache counted skeletons, and a made-up one is twenty times as large as an ordinary one."""
     bound = 50_000
     few = skeleton._Skeletons(bound)
     monkeypatch.setattr(base, "SKELETONS", few)

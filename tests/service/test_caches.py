@@ -1,4 +1,4 @@
-"""Whatever is remembered of what callers send is bounded by its memory: ten times the bound goes in, the bound stays."""
+"""Every cache of client input is bounded in bytes: after ten times the bound of input, it stays within its bound."""
 
 import gc
 import json
@@ -26,7 +26,7 @@ BOUND = 1 << 20
 
 
 def line_of(number: int, task: int = 0, steps: int = 40) -> str:
-    """Return a record of primitives, and maybe a task, that no other has."""
+    """Return a record with primitives, and optionally a task, that no other record has."""
     primitives = [["SP", 2, 0, 256 + n, [16, 4, 1000 + number], 1] for n in range(steps)]
     record = {
         "i": [[f'["{task}"]', "llvm"], [[], primitives]],
@@ -96,7 +96,7 @@ def demands() -> Iterable[Callable[[int], object]]:
 
 
 def clients() -> Iterable[Callable[[int], object]]:
-    """Clients that come once and leave, while one waits all along."""
+    """Clients that come once and leave, while another one has work all the time."""
     queue: FairQueue[object] = FairQueue(1 << 40, 1 << 40, 1000.0)
 
     def job(name: str, size: int) -> Job:
@@ -118,7 +118,7 @@ def platforms() -> Iterable[Callable[[int], object]]:
     yield lambda n: metrics.runs.labels(metrics.platform_label(f"{n:0128}"), "valid").inc()
 
 
-#: cache -> callers' inputs that hold ten times its bound, and its bound in bytes
+#: Cache -> number of inputs that amount to ten times its bound, and its bound in bytes.
 CACHES = {
     parsed: (10 * BOUND // 20_000, BOUND),
     parsed_tasks: (10 * BOUND // 8 // 300, BOUND // 8),
@@ -151,7 +151,7 @@ def test_ten_times_the_bound_leaves_the_bound(cache) -> None:
         finally:
             tracemalloc.stop()
         assert most <= bound + 100_000
-        assert most >= bound / 8  # so it remembers something
+        assert most >= bound / 8  # so the cache keeps something
 
 
 def test_an_entry_larger_than_the_bound_is_not_kept() -> None:
@@ -162,7 +162,7 @@ def test_an_entry_larger_than_the_bound_is_not_kept() -> None:
 
 
 def test_what_a_text_is_of_is_known_after_others_were_forgotten() -> None:
-    """A primitive too large to be kept must not make room for another object under the id of one that is."""
+    """A primitive that is too large for the cache must not make it return the text of another object with the same id."""
     kept = schema.Texts(4000)
     for number in range(200):
         record = record_of(number, size=1 if number % 3 else 1000)
@@ -180,9 +180,7 @@ def test_the_memory_of_a_tuple_is_all_of_it() -> None:
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     counted = sum(memory_of(p) for primitives in made for p in primitives)
-    assert (
-        0.95 * taken <= counted <= 1.6 * taken
-    )  # small integers, which all share, are counted as if they did not
+    assert 0.95 * taken <= counted <= 1.6 * taken  # small integers are shared, but counted once per use
 
 
 def test_canonical_keys_are_remembered_by_their_memory() -> None:

@@ -1,4 +1,4 @@
-"""Bounds of connections over real sockets and a real uvicorn; the clock is the test's."""
+"""Limits of connections, over real sockets with a real uvicorn and an injected clock."""
 
 import asyncio
 import json
@@ -16,12 +16,12 @@ from tlp_service.api.connections import ConnectionLimits, Connections, limits_of
 from tlp_service.api.protocol import HttpProtocol, protocol_of
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-#: More than both kernels' buffers of a connection hold.
+#: More bytes than the kernel buffers of a connection.
 LARGE = 16 << 20
 
 
 class Served:
-    """A server whose application notes what it is asked, and answers when it may."""
+    """A server whose application notes its requests, and answers when the test lets it."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.now = 1000.0
@@ -103,7 +103,7 @@ async def serving(limits: ConnectionLimits | None = None) -> AsyncIterator[Serve
 
 
 async def read(caller: socket.socket, until_end: bytes | None = None) -> bytes:
-    """Return what comes until some bytes or, without, until the connection is closed."""
+    """Return the received bytes until `until_end` or, without it, until the connection is closed."""
     came = b""
     async with asyncio.timeout(HANG_S):
         while until_end is None or not came.endswith(until_end):
@@ -156,7 +156,7 @@ def test_who_does_not_read_is_asked_no_more() -> None:
             caller = await served.connect(HEAD * 1000)
             await until_in_loop(lambda: bool(served.open) and next(iter(served.open)).flow.write_paused)
             (connection,) = served.open
-            # What fits into the kernels' buffers, for the server reads nothing.
+            # Only what fits into the kernel buffers, since the server does not read.
             sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(caller, HEAD * 1_000_000))
             await until_in_loop(lambda: connection.flow.read_paused)
             await asyncio.sleep(0.1)
@@ -185,7 +185,7 @@ def test_a_body_and_the_request_behind_it_are_read_whatever_the_pieces(kind, pac
         async with serving() as served:
             sent = BODIES[kind] + HEAD
             parts = [sent[i : i + pace] for i in range(0, len(sent), pace)] if pace > 7 else None
-            if parts is None:  # the head and the ends by a few bytes, the middle at once
+            if parts is None:  # head and ends in small pieces, the middle at once
                 parts = [sent[i : i + 7] for i in range(0, 140, 7)]
                 parts += [sent[140:-140], *(sent[i : i + 7] for i in range(len(sent) - 140, len(sent), 7))]
             caller = await served.connect()
@@ -248,7 +248,9 @@ def test_silence_and_half_a_head_are_ended() -> None:
             await read(kept, b"ok")
             await until_in_loop(lambda: sorted(c._head_bytes for c in served.open) == [0, 0, len(HEAD) - 2])
             served.pass_by(19)
-            await asyncio.get_running_loop().sock_sendall(half, b"x")  # a byte more gives it no more time
+            await asyncio.get_running_loop().sock_sendall(
+                half, b"x"
+            )  # another byte does not extend the time limit
             await until_in_loop(lambda: max(c._head_bytes for c in served.open) == len(HEAD) - 1)
             assert len(served.open) == 3
             served.pass_by(1)
@@ -306,7 +308,7 @@ def test_an_answer_that_is_read_byte_by_byte_is_dropped_too() -> None:
             caller = await served.connect(HEAD)
             await until_in_loop(lambda: bool(served.open) and next(iter(served.open)).flow.write_paused)
             (connection,) = served.open
-            for _ in range(3):  # it reads something within each half minute
+            for _ in range(3):  # it reads some bytes every 30 seconds
                 before = connection.held_bytes
                 while connection.held_bytes == before:
                     await asyncio.get_running_loop().sock_recv(caller, 65536)
@@ -331,7 +333,7 @@ def test_the_answers_of_all_connections_are_bounded() -> None:
                 served.pass_by(1)
                 assert served.connections.held_bytes <= 3 * LARGE
             await until_in_loop(lambda: len(served.open) == 3)
-            # The ones that stalled for longest went first.
+            # The connections that stalled longest ago were dropped first.
             assert len(await read(callers[0])) < LARGE
             reading = asyncio.create_task(read(callers[-1], b"x" * 10))
             assert await reading
@@ -351,7 +353,7 @@ def test_with_too_many_connections_the_longest_idle_one_goes() -> None:
             served.may_answer.clear()
             busy = [await served.connect(HEAD)]
             await until_in_loop(lambda: len(served.asked) == 2)
-            assert await read(silent) == b""  # which never asked, so it goes before one that did
+            assert await read(silent) == b""  # a connection without any request is closed first
             busy.append(await served.connect(HEAD))
             await until_in_loop(lambda: len(served.asked) == 3)
             assert await read(half) == b""

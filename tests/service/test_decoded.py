@@ -1,4 +1,4 @@
-"""What a body becomes when it is decoded: estimated, bounded in all threads, and let go of with an error."""
+"""The memory of decoded bodies is estimated, bounded over all threads, and freed after an error."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""What servers of earlier releases left: stream entries, stores and registries are read, written on, and mean the same."""
+"""Stream entries, stores and registries of earlier releases can be read and extended, and keep their meaning."""
 
 import json
 import shutil
@@ -53,14 +53,14 @@ def test_its_store_is_read_written_on_and_compacted(release, tmp_path):
     shutil.copytree(release.folder / "store", folder)
     store = RecordStore(folder)
     before = lines_in(store)
-    assert len(before) == 3  # two that are compacted, and one that came later
+    assert len(before) == 3  # two compacted records, and a later one
     assert store.counts() == {PLATFORM: 3}
     entries = release.json("stream_entries.json")
     with (
         embedded_redis(tmp_path / "redis") as url,
         redis.Redis.from_url(url, decode_responses=True) as client,
     ):
-        client.xadd(STREAM, entries[0])  # is there already
+        client.xadd(STREAM, entries[0])  # is in the store already
         new = {**entries[1], "record": entries[1]["record"].replace('"r": [[', '"r": [[7')}
         client.xadd(STREAM, new)
         recorder = Recorder(url, store, "one")

@@ -1,4 +1,4 @@
-"""The embedded server: found again when its socket is taken away, and private."""
+"""The embedded server comes back when its socket is removed, and its folders are private."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from tlp_service.settings import read_settings
 
 @pytest.mark.parametrize("taken", ["the socket", "its folder"])
 def test_a_socket_that_is_tidied_away_comes_back_with_all_that_was_kept(tmp_path, taken):
-    """systemd-tmpfiles, tmpreaper and rm -rf /tmp/* do it. Nobody could connect any more, nor could the server start again."""
+    """systemd-tmpfiles, tmpreaper and rm -rf /tmp/* remove it. Then no client could connect, and the server could not restart."""
     with embedded_redis(tmp_path / "data") as url:
         socket = Path(url.removeprefix("unix://"))
         with redis.Redis.from_url(url) as client:
@@ -41,7 +41,7 @@ def test_a_socket_folder_of_somebody_else_is_not_used(tmp_path):
         shutil.rmtree(folder)
         folder.symlink_to(tmp_path)
         with redis.Redis.from_url(url) as client:
-            # The server ends, for its socket is gone, and is not started in a folder that is not its own.
+            # The server ends since its socket is gone, and does not restart in a folder of another user.
             until(lambda: not (tmp_path / "valkey.sock").exists() and not answers(client))
             folder.unlink()
             until(lambda: answers(client))

@@ -159,7 +159,7 @@ def test_a_log_without_a_valid_record_gives_counts_and_a_status(tmp_path, measur
 
 
 def test_one_fabricated_cost_moves_no_figure(tmp_path):
-    """Kind of fault: figures that one value can move at will; it is left out, and said so."""
+    """One value must not change the figures at will: it is left out and reported."""
     scorer = Scorer(write_linear_version(tmp_path))
     honest = [("epyc", record(n, 1 / (n + 1))) for n in range(8)]
     (before,) = evaluate(scorer, honest, min_candidates=2).tasks

@@ -36,11 +36,11 @@ def names(tmp_path, registry):
 
 
 class Loader:
-    """Loads versions, while its gate is open, and fails as told."""
+    """Loads versions while its gate is open, and fails as configured."""
 
     def __init__(self):
         self.asked = []
-        self.during = {}  # name -> what happens while it is loaded
+        self.during = {}  # version -> function that is called while it is loaded
         self.error = None
         self.gate = threading.Event()
         self.gate.set()
@@ -180,7 +180,7 @@ def test_the_series_of_the_metrics_are_those_of_loaded_versions():
 
 @pytest.fixture
 def following(follower, loader):
-    """The follower in its thread, which finds nothing by itself for half a minute."""
+    """A running follower that does not poll for half a minute."""
     follower.start(Metrics())
     yield follower
     loader.gate.set()
@@ -192,7 +192,9 @@ async def test_a_version_that_is_not_loaded_yet_is_waited_for(registry, names, v
     loader.gate.clear()
     registry.activate(names[1], "test")
     waiting = [asyncio.create_task(following.wait_for(names[1], HANG_S)) for _ in range(3)]
-    await until_in_loop(lambda: loader.asked == [names[1]])  # the request's look, for the poll is far
+    await until_in_loop(
+        lambda: loader.asked == [names[1]]
+    )  # because of the request, since the next poll is far away
     assert not any(task.done() for task in waiting)
     assert not versions.has(names[1])
     loader.gate.set()
@@ -259,15 +261,15 @@ async def test_versions_that_nobody_knows_are_refused_with_few_looks_at_the_regi
     monkeypatch.setattr(registry, "journal", lambda: looks.append(None) or journal())
     for _ in range(3):
         waits = [following.wait_for(f"base-{number:012x}", HANG_S) for number in range(1000)]
-        waits.append(following.wait_for(names[2], HANG_S))  # published, and never active
+        waits.append(following.wait_for(names[2], HANG_S))  # published but never active
         assert not any(await asyncio.gather(*waits))
-    assert len(looks) <= 3 * 2 + 2  # and those of the thread at its start
+    assert len(looks) <= 3 * 2 + 2  # and those when the thread starts
     assert loader.asked == []
 
 
 @pytest.mark.anyio
 async def test_a_look_that_began_before_the_request_is_not_enough(registry, names, following, monkeypatch):
-    """A version that is activated while the registry is looked at for another request is not missed."""
+    """A version that is activated while another request makes the server read the registry is not missed."""
     journal, is_reading, may_end = registry.journal, threading.Event(), threading.Event()
 
     def slow():
@@ -294,12 +296,12 @@ async def test_the_active_version_is_loaded_before_earlier_ones(registry, names,
         registry.activate(name, "test")
     following = Follower(registry, versions, loader, kept=4, poll_s=30)
     loader.gate.clear()
-    loader.during[fourth] = lambda: registry.activate(fifth, "test")  # breaks off another cycle
+    loader.during[fourth] = lambda: registry.activate(fifth, "test")  # interrupts another cycle
     following.start(Metrics())
     try:
         await until_in_loop(lambda: loader.asked == [names[1]])  # kept for earlier rounds
         kept = asyncio.create_task(following.wait_for(names[2], HANG_S))
-        await until_in_loop(following._woken.is_set)  # by its look at the registry
+        await until_in_loop(following._woken.is_set)  # by the request
         registry.activate(fourth, "test")
         active = asyncio.create_task(following.wait_for(fourth, HANG_S))
         loader.gate.set()

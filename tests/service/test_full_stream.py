@@ -1,4 +1,4 @@
-"""The way out of a full Redis needs no memory: the recorder empties it, with and without its group, dead letters or not."""
+"""Emptying a full Redis needs no memory: the recorder does it with and without its group and dead letters."""
 
 import asyncio
 
@@ -70,9 +70,9 @@ def drain(client, recorder, limit=1000):
 def test_a_full_stream_is_emptied_and_takes_measurements_again(url, client, recorder, measured_lines, group):
     count = fill(url, measured_lines)
     assert [found["name"] for found in client.xinfo_groups(STREAM)] == [GROUP]
-    if group == "missing":  # a stream of an older release that never had a recorder
+    if group == "missing":  # a stream of an older release without a recorder
         client.xgroup_destroy(STREAM, GROUP)
-        # What that has given back must not be enough.
+        # The memory that this frees must not be enough.
         client.config_set("maxmemory", client.info("memory")["used_memory"] - 500_000)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.xgroup_create(STREAM, GROUP, id="0")
@@ -93,7 +93,7 @@ def test_entries_that_are_no_records_do_not_keep_a_server_full(url, client, reco
 def test_dead_letters_that_cannot_be_kept_are_logged_and_the_rest_goes_on(
     url, client, recorder, measured_lines, caplog
 ):
-    client.set(DEAD, "no stream")  # whatever is the matter with it
+    client.set(DEAD, "no stream")  # a key of the wrong type
     (bad,) = (client.xadd(STREAM, Entry("a", "{", "w", "epyc", "")._asdict()),)
     client.xadd(STREAM, Entry("b", measured_lines[0], "w", "epyc", "")._asdict())
     moved = recorder.step()

@@ -1,4 +1,4 @@
-"""Each condition under which a Redis server loses nothing that was acknowledged is checked."""
+"""Checks each property that keeps a Redis server from losing acknowledged measurements."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ SAFE_OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
             ["no-appendfsync-on-rewrite: expected no, got yes"],
         ),
         ({"maxmemory": "4194304"}, {}, []),
-        ({"maxmemory-policy": "allkeys-lru"}, {}, []),  # without a limit nothing is evicted
+        ({"maxmemory-policy": "allkeys-lru"}, {}, []),  # without maxmemory nothing is evicted
         *(
             (
                 {"maxmemory": "4194304", "maxmemory-policy": policy},

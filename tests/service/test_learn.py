@@ -141,7 +141,7 @@ def test_what_one_platform_learns_changes_no_score_of_another(
             for version in (begun.name, outcome.version)
         )
         assert before == after
-    # The next step begins where this one ended. What has a network of its own takes no number in another's.
+    # The next step starts from the network of this one. A platform with its own network takes no number in the network of another.
     outcome = learn(store, registry, ["odd"], SETTINGS)
     manifest = registry.manifest(outcome.version)
     assert [n.serves for n in manifest.networks] == [None, "new", "odd"]
@@ -175,7 +175,7 @@ def test_what_is_measured_without_a_platform_changes_no_score_of_other_hardware(
 def test_a_version_that_began_to_serve_meanwhile_stays(
     tmp_path, registry, store, begun, measured_lines, monkeypatch, unchanged
 ):
-    """While it was trained, or while it was published."""
+    """During the training, or during the publication."""
     add(store, tmp_path, measured_lines, "new")
     first = registry.journal()
     later = msgspec.structs.replace(first, active="another")
@@ -183,7 +183,7 @@ def test_a_version_that_began_to_serve_meanwhile_stays(
     with monkeypatch.context() as patch:
         patch.setattr(registry, "journal", lambda: next(answers))
         outcome = learn(store, registry, settings=SETTINGS)
-    # It is no verdict: the same is to be tried again, on the version that serves then, and nothing of this is noted.
+    # Not a verdict: the step is tried again with the version that serves then, and nothing is noted.
     assert (outcome.is_accepted, outcome.is_verdict, outcome.version) == (False, False, None)
     assert "another version began to serve" in outcome.reason
     assert registry.journal() == first
@@ -225,7 +225,7 @@ def test_records_without_an_order_are_refused_before_anything_is_trained(
 def test_a_platform_that_cannot_be_learned_takes_no_other_along(
     tmp_path, registry, store, measured_lines, monkeypatch, caplog
 ):
-    """Kind of fault: one refused item takes the others along. Of all ways in which one can be refused."""
+    """A platform that is refused, in any way, must not affect the others."""
     few = changed(measured_lines, lambda costs: costs)
     add(store, tmp_path, changed(measured_lines, lambda costs: [1e-3]), "alike")
     add(store, tmp_path, few[:2], "few")
@@ -269,7 +269,7 @@ def test_a_platform_that_cannot_be_learned_takes_no_other_along(
 def test_a_platform_takes_a_number_in_its_own_network_only(
     tmp_path, registry, store, begun, measured_lines, monkeypatch, numbers
 ):
-    """The 65th platform learns like the first, where the network that it begins as has a number left; so scaled down to two, or one."""
+    """The 65th platform learns like the first if its source network has a number left; scaled down to two numbers, or one."""
     monkeypatch.setattr("tlp_service.training.encoders.PLATFORMS", numbers)
     quick = dataclasses.replace(SETTINGS, epochs=1)
     rising = changed(measured_lines, lambda costs: costs)

@@ -1,4 +1,4 @@
-"""Versions that never return, crash or take all memory, tried in a process of their own."""
+"""Versions that loop for ever, crash or take all memory are tried in a process of their own."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tlp_service.scoring.versions import Versions
 from tlp_service.settings import read_settings, shipped_model
 from tlp_service.versions.registry import Registry
 
-#: Seconds of processor time for what never ends; a good version takes less than one.
+#: Seconds of processor time for a network that loops for ever; a good version needs less than one.
 MAX_CPU_S = 5
 
 
@@ -55,13 +55,13 @@ def test_a_network_that_never_returns_is_killed(stuck):
 
 def test_a_network_that_never_returns_once_it_has_something_to_score_is_killed(tmp_path):
     folder = write_linear_version(tmp_path, spoil=endless_from(1.0))
-    Scorer(folder)  # which scores nothing but candidates without primitives
+    Scorer(folder)  # scores only candidates without primitives
     with pytest.raises(BadVersion, match="did not end within"):
         VersionLoader(max_cpu_s=MAX_CPU_S)(folder)
 
 
 def test_a_network_that_takes_all_memory_is_refused(tmp_path):
-    """It takes 8 GiB, and would be the server's end where there is not so much."""
+    """It allocates 8 GiB, which would end the server on a machine with less."""
     with pytest.raises(BadVersion, match=f"a trial may allocate at most {4 << 30} bytes"):
         VersionLoader()(write_linear_version(tmp_path, spoil=enormous))
 
@@ -106,7 +106,7 @@ def test_a_loader_that_is_stopped_kills_the_trial_and_begins_no_other(stuck, goo
 
 
 def test_a_trial_ends_with_the_process_that_wants_it(stuck):
-    """As where the server is killed: the trial of what never ends doesn't stay."""
+    """When the server is killed, the trial of a network that loops for ever ends, too."""
     loader = VersionLoader()
     ready, reader = os.pipe()[::-1]
     parent = os.fork()

@@ -147,7 +147,7 @@ def test_any_schedule_is_replayed(primitives):
 
 
 class Counted(int):
-    """A size that counts how often it is compared."""
+    """A size that counts its comparisons."""
 
     compared = 0
     __hash__ = int.__hash__
@@ -158,7 +158,7 @@ class Counted(int):
 
 
 def test_a_fused_split_looks_at_each_size_once():
-    """A loop of thousands of sizes was compared with each of those that a step follows: work that grew with their product."""
+    """A loop of thousands of sizes was compared with each size of a source: the work grew with the product."""
     Counted.compared = 0
     state = loop_nest._State()
     state.splits = {n: [(Counted(n),), (Counted(1000 + n),)] for n in range(500)}

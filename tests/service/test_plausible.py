@@ -1,4 +1,4 @@
-"""Costs that count: kind of fault: a figure, or a label, that one fabricated value can move at will."""
+"""One fabricated cost must not change figures or labels at will."""
 
 import json
 
@@ -45,9 +45,9 @@ def test_one_fabricated_cost_does_not_count_and_the_others_do(fabricated):
 
 
 def test_what_is_possible_counts_however_slow_the_others_are():
-    """Widest of the public logs: the best cost is 49 times below the lower quartile."""
+    """The widest task of the public logs: its best cost is a factor of 49 below the lower quartile."""
     assert is_plausible("w", np.array([1e-3, *[49e-3] * 20])).all()
-    # Of two nobody can tell which one is fabricated.
+    # With two costs there is no telling which one is fabricated.
     assert is_plausible("w", np.array([1e-6, 1.0])).all()
     assert is_plausible("w", np.array([1e-9, 1.0])).tolist() == [False, True]
     assert is_plausible("w", np.array([1e-9, 1e-9])).tolist() == [False, False]
@@ -62,14 +62,14 @@ def test_three_quarters_of_what_is_possible_always_count(costs):
 
 
 def built(lines):
-    """Return the training sets of lines, and what became of them."""
+    """Return the training sets of lines, and the report about the lines."""
     parser, report = RecordParser(), ImportReport()
     sets = build_sets((("p", parser.parse(line)) for line in lines), {"cpu": BaseEncoder()}, report)
     return sets["cpu"], report
 
 
 def fabricated(line, cost, n):
-    """Return a record of the same task as a line, of another candidate and a cost that was made up."""
+    """Return a record of the same task as a line, with another candidate and a made-up cost."""
     document = json.loads(line)
     document["i"][1][1].append(["PR", 0, 0, f"auto_unroll_max_step${n}"])
     document["r"][0] = [cost]
@@ -90,7 +90,7 @@ def test_one_fabricated_record_a_task_changes_no_label_of_the_others(measured_li
 
 
 def test_no_label_of_real_records_changes(measured_lines, monkeypatch):
-    """To the last bit: everything counts."""
+    """The labels are equal to the last bit, since no cost is left out."""
     with_rule, report = built(measured_lines)
     assert not any("cannot be a run time" in cause for cause in report.counts)
     monkeypatch.setattr(

@@ -80,7 +80,7 @@ def test_drift_is_an_order_that_is_worse_than_at_the_gate_beyond_chance():
 
 
 def honest_rounds(seed=0):
-    """Six rounds of 40 candidates, whose scores are their speeds with some noise."""
+    """Six rounds of 40 candidates; a score is the speed with some noise."""
     draw = random.Random(seed)
     found = []
     for n in range(6):
@@ -95,10 +95,10 @@ def figures_with(cost, worker):
     return window_of([*honest_rounds(), *false]).figures()
 
 
-@pytest.mark.parametrize("worker", ["evil", "w"])  # of the same name it joins the honest round
+@pytest.mark.parametrize("worker", ["evil", "w"])  # under the same name it is part of the honest round
 @pytest.mark.parametrize("cost", [1e-9, 2e-8, 1e-6])
 def test_a_fabricated_record_moves_no_figure_by_a_tenth(cost, worker):
-    """Kind of fault: figures of error that one value can move at will. It was a regret of a million."""
+    """One value must not change the figures of error at will. The regret was a million."""
     honest, found = window_of(honest_rounds()).figures(), figures_with(cost, worker)
     for name in ("pair_accuracy", "pair_accuracy_low", "kendall_tau", "top1_regret", "top5_regret"):
         assert getattr(found, name) == pytest.approx(getattr(honest, name), rel=0.1)
@@ -118,7 +118,7 @@ def test_no_round_has_a_regret_of_more_than_ten_times_its_best():
 
 
 def test_what_comes_again_is_counted_once_and_the_window_is_bounded():
-    """Kind of fault: a stream that delivers again is counted again. Ten times the bound, twice, the second time from the beginning."""
+    """Redelivery must not count again: ten times the bound, twice, the second time from the beginning."""
     stream = [dataclasses.replace(m, time_s=float(n), id=n) for n, m in enumerate(honest_rounds()[:200])]
     window = window_of(stream, capacity=20)
     before = window.figures()
@@ -134,7 +134,7 @@ def test_what_comes_again_is_counted_once_and_the_window_is_bounded():
 
 
 def test_what_comes_late_is_put_where_it_belongs():
-    """A batch that another consumer left unfinished comes after later ones: the figures are those of the right order."""
+    """A batch that another consumer left pending arrives after later ones: the figures are those of the right order."""
     stream = [
         dataclasses.replace(m, id=n)
         for n, m in enumerate(round_of([4, 3, 2, 1] * 3, [1.0, 2.0, 3.0, 4.0] * 3, start=0.0))

@@ -138,7 +138,7 @@ def counts_of(quality):
 
 @pytest.mark.parametrize("scored_between", [True, False])
 def test_what_the_stream_delivers_again_is_counted_once(versions, scored_between):
-    """Kind of fault: idempotent in one sink (the store) and not in the other. Also while it waits to be scored."""
+    """Redelivery must be idempotent in the figures as in the store, also while measurements wait to be scored."""
     rising, falling = versions
     records = [measured(n, 1.0 / n, rising, workload=f"w{n % 3}") for n in range(1, 31)]
     quality = Quality(versions.get, lambda: falling)
@@ -153,7 +153,7 @@ def test_what_the_stream_delivers_again_is_counted_once(versions, scored_between
 
 
 def test_what_had_left_its_window_does_not_come_back(versions, monkeypatch):
-    """Ten times the bound, and again from the beginning: the window holds what it held, and nothing of it is scored again."""
+    """Ten times the bound, delivered twice: the window does not change, and nothing in it is scored again."""
     monkeypatch.setattr("tlp_service.learning.quality.WINDOW", 20)
     rising, _ = versions
     quality = Quality(versions.get, lambda: rising)

@@ -1,4 +1,4 @@
-"""A Redis URL is judged by what it will do, before anything listens; how answers are read is the service's own choice."""
+"""A Redis URL is checked by building clients before the server listens; the service itself chooses how to read answers."""
 
 import os
 import re
@@ -74,7 +74,7 @@ def test_a_url_that_can_work_is_taken(url):
 
 
 def test_no_other_module_builds_a_client():
-    """A client that is built elsewhere would read its URL in a way of its own."""
+    """A client that is built elsewhere would interpret the URL differently."""
     package = Path(tlp_service.__file__).parent
     builders = re.compile(r"from_url\(|Redis\(|ConnectionPool\(")
     found = {
@@ -87,7 +87,7 @@ def test_no_other_module_builds_a_client():
     "query", ["protocol=3", "decode_responses=false&encoding=utf-16", "socket_timeout=0.001"]
 )
 def test_options_of_the_url_change_nothing_in_how_answers_are_read(tmp_path, measured_lines, query):
-    """With protocol=3 records were acknowledged, and the recorder died of each batch."""
+    """With protocol=3 records were acknowledged, and the recorder failed at each batch."""
     with redis_server(binaries()["valkey"]) as (url, _):
         check_redis_url(f"{url}?{query}")
         with redis.Redis.from_url(url) as client:
@@ -95,7 +95,7 @@ def test_options_of_the_url_change_nothing_in_how_answers_are_read(tmp_path, mea
             client.xadd(STREAM, {**entry, "record": measured_lines[0]})
             recorder = Recorder(f"{url}?{query}", RecordStore.create(tmp_path / "store"), "one")
             assert len(recorder.step().records) == 1
-            recorder.step()  # waits, for longer than the URL's time-out
+            recorder.step()  # blocks for longer than the time-out in the URL
             recorder.close()
             assert client.xlen(STREAM) == 0
     assert RecordStore(tmp_path / "store").counts() == {"epyc": 1}

@@ -273,7 +273,7 @@ def test_what_a_killed_writer_left_is_swept_a_day_later(tmp_path, sources):
 
 @pytest.fixture(params=["", "local://"])
 def on_disk(request, tmp_path, sources):
-    """A registry in a folder with one version of its own, and that folder; also as fsspec reaches it."""
+    """A registry with one version, and its folder; as a folder and through fsspec."""
     registry = Registry(f"{request.param}{tmp_path}/registry")
     registry.publish(sources[0])
     return registry, tmp_path / "registry"
@@ -285,7 +285,7 @@ def test_pruning_removes_a_link_and_leaves_what_it_leads_to(on_disk, sources, tm
     shutil.copytree(sources[1], elsewhere)
     (folder / sources[1].name).symlink_to(elsewhere)
     registry.prune(0, 0)
-    if (folder / sources[1].name).is_symlink():  # fsspec doesn't list what is a link
+    if (folder / sources[1].name).is_symlink():  # fsspec doesn't list links
         registry._place.remove(sources[1].name)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == []
     assert read_manifest(elsewhere) == read_manifest(sources[1])
@@ -313,7 +313,7 @@ def test_publishing_over_a_folder_of_something_else_leaves_it(tmp_path, sources)
         registry.publish(sources[0])
     assert (taken / "notes.txt").read_text() == "mine"
     (taken / "notes.txt").unlink()
-    assert registry.publish(sources[0]) == sources[0].name  # what a killed removal left
+    assert registry.publish(sources[0]) == sources[0].name  # left by a removal that was killed
     assert read_manifest(taken) == read_manifest(sources[0])
 
 

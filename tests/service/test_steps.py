@@ -1,4 +1,4 @@
-"""Computations in steps: how far they go at a time, and who gets a turn between two slices."""
+"""Computations in steps: how much one slice does, and whose turn it is between two slices."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ from tlp_service.settings import read_settings, shipped_model
 
 
 def reservation() -> Reservation:
-    """Return the memory of a request for which there is always room."""
+    """Return a reservation without a bound."""
     return Reservation(BodyMemory(1 << 40, DecodeMemory(1 << 40)))
 
 
 def counted(costs, done, result="read"):
-    """Yield these costs, and note the number of each step when it is made."""
+    """Yield these costs, and note each step when it is done."""
     for number, cost in enumerate(costs):
         yield cost
         done.append(number)
@@ -62,7 +62,7 @@ def reader():
 
 
 class Gate:
-    """Steps of a slice each, in which the thread waits until it is let on."""
+    """Steps of one slice each, in which the thread waits for the test."""
 
     def __init__(self, steps, order=None, name="large"):
         self.began, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -85,7 +85,7 @@ class Gate:
 
 @pytest.mark.parametrize("client", ["large", "another"])
 def test_a_small_body_is_read_between_two_slices_of_a_large_one(reader, client):
-    """Also where the same client sent both: what has had a slice stands behind what has had none."""
+    """Also for requests of one client: one that has had a slice is queued behind one that has had none."""
     order = []
     gate = Gate(5, order)
     large, small = Reading(gate.read, 10), Reading(lambda: order.append("small"), 10)
@@ -150,7 +150,7 @@ def engine(tmp_path):
 
 
 def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
-    """16 kB took two seconds of it. What goes beyond some milliseconds is done by a reader."""
+    """A body of 16 kB blocked it for two seconds. A reader does everything beyond a few milliseconds."""
     threads = []
 
     def read(costs):
@@ -165,7 +165,7 @@ def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
     assert threads == [here] * 2
     threads.clear()
     assert asyncio.run(caller.read_in_steps(engine, lambda: read([at_once // 2] * 9), 0)) == "read"
-    # A step is not made before it is told what it costs: the third is the first that does not fit.
+    # The cost of a step is known before it is done: the third is the first that does not fit.
     assert threads[:3] == [here] * 3
     assert set(threads[3:]) == {"tlp-read-0"}
 
@@ -276,7 +276,7 @@ def test_an_error_in_measurements_says_what_the_whole_would():
 
 
 def test_a_log_of_many_tasks_is_prepared_and_scored_in_groups():
-    """17,000 tasks were prepared before the first was scored, and each was a job of its own."""
+    """All 17,000 tasks were prepared before the first was scored, and each was a job of its own."""
     lines, tasks = finished(tasks_in_steps(log_of(1000), 65536, reservation()))
     groups = list(groups_of(tasks))
     assert [len(group) for group in groups] == [64] * 15 + [40]
@@ -304,7 +304,7 @@ def test_tasks_that_are_prepared_and_scored_together_have_the_scores_that_each_h
     for first in range(0, work.size, 10):
         work.run(first, 10)
         done.append(sum(np.isfinite(prepared.candidates._raw).all() for prepared in together))
-    assert sorted(set(done)) == list(range(12))  # task by task, each when all of it is paid for
+    assert sorted(set(done)) == list(range(12))  # task by task, each when all of its units are taken
     raw = work.result()
     assert len(raw) == len(tasks) == 11
     for prepared, request, scores in zip(together, requests, raw, strict=True):

@@ -1,4 +1,4 @@
-"""Files of a record store that are unusable, or that another program wrote: what can be read is, and nothing stops for ever."""
+"""A record store with unusable files, or with files of other programs: the rest is read, and nothing stops for ever."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def rows_of(lines, platform="epyc", marks=None):
 
 
 def fill(store, lines, platform="epyc"):
-    """Put records into a store and return the file that holds them."""
+    """Put records into a store, and return their file."""
     store.append([rows_of(lines, platform)])
     return max((store.folder / f"platform={platform}").glob("part-*.parquet"), default=None)
 
@@ -64,7 +64,7 @@ def imported(store, lines, platform="epyc"):
 
 @contextlib.contextmanager
 def read_only(store, monkeypatch):
-    """Let nothing be renamed or locked, as on a mount that is read-only; root may write whatever the permissions say."""
+    """Make renaming and locking fail as on a read-only mount; root may write despite permissions."""
     with monkeypatch.context() as patch:
         patch.setattr("tlp_service.records.store.alone_in", _refused)
         yield
@@ -95,7 +95,7 @@ def replaced(name, values):
     return replace
 
 
-#: how a program rewrites a file such that each record can still be read as it was
+#: Ways in which a program may rewrite a file so that all records are still readable.
 REWRITTEN = {
     "large strings": large,
     "views": retyped(target=pa.string_view(), primitives=pa.string_view(), id=pa.binary_view()),
@@ -109,7 +109,7 @@ REWRITTEN = {
     "narrow lists": retyped(hardware=pa.list_(pa.int32()), costs=pa.large_list(pa.float64())),
     "numbers as floats": retyped(error_no=pa.float64(), line=pa.float64()),
     "whole seconds": retyped(timestamp=pa.int64()),
-    # Programs that partition by platform leave its column out: it is the folder's name.
+    # Programs that partition by platform leave its column out, since the folder's name contains it.
     "no platform": lambda rows: rows.drop_columns(["platform"]),
     "platform of another name": replaced("platform", ["k80"]),
     "blanks": replaced(
@@ -118,7 +118,7 @@ REWRITTEN = {
     "small row groups": lambda rows: rows,
 }
 
-#: how a program rewrites a file such that it cannot be read as records
+#: Ways in which a program may rewrite a file so that it has no readable records.
 UNUSABLE = {
     **{f"no {name}": (lambda rows, name=name: rows.drop_columns([name])) for name in ("id", "line", "costs")},
     "two of a name": lambda rows: rows.append_column("line", rows["line"]),
@@ -136,7 +136,7 @@ UNUSABLE = {
 
 
 def rewrite(file, how):
-    """Write a file anew as another program would."""
+    """Rewrite a file as another program would."""
     how_rows = {**REWRITTEN, **UNUSABLE}[how]
     rows = how_rows(pq.ParquetFile(file).read())
     pq.write_table(rows, file, row_group_size=2 if how == "small row groups" else None)
@@ -180,7 +180,7 @@ def url(tmp_path_factory):
 
 @pytest.mark.parametrize("how", ["large strings", "one more", "no line", "a null", "two of a name"])
 def test_a_recorder_goes_on_over_a_store_that_was_rewritten(url, store, measured_lines, how):
-    """It stopped for good at the 32nd batch, which compacts."""
+    """The recorder stopped for ever at the 32nd batch, which compacts."""
     file = fill(store, measured_lines[:3])
     rewrite(file, how)
     recorder = Recorder(url, store, "one")
@@ -206,7 +206,7 @@ def test_a_column_that_is_new_reads_as_nulls_in_older_files(store, measured_line
 
 
 def test_the_columns_that_a_file_must_have_are_those_of_the_first_release():
-    """A further one that is not nullable would make every older file unusable."""
+    """A new column that is not nullable would make every older file unusable."""
     needed = (
         "id platform target workload_key primitives costs error_no all_cost timestamp log_version source line"
     )
@@ -234,7 +234,7 @@ def wrong_count(contents):
     return found[:place] + bytes([0x16, 2 * len(table) + 2]) + found[place + 2 :]
 
 
-#: contents of a file that cannot be read
+#: Contents of unreadable files.
 DAMAGED = {
     "empty": lambda contents: b"",
     "cut": lambda contents: contents[: len(contents) // 2],
@@ -247,7 +247,7 @@ DAMAGED = {
 
 @pytest.fixture(params=[*DAMAGED, "folder", "link", "pipe"])
 def damaged(request, store, measured_lines):
-    """A store of three platforms, one of which has a single file, which is unusable; and that file."""
+    """A store of three platforms, and the only file of one of them, which is unusable."""
     for platform, lines in (
         ("aaa", measured_lines[:48]),
         ("mmm", measured_lines[48:54]),
@@ -291,7 +291,7 @@ def test_each_way_to_read_meets_a_damaged_file_first_and_goes_on(store, damaged,
         shutil.rmtree(copy, ignore_errors=True)
         _copied(store.folder, copy)
         found = way(RecordStore(copy))
-        # The footer of a file whose rows are damaged is right, and `counts` reads no more.
+        # The footer is intact although rows are damaged, and `counts` reads only the footer.
         is_in_rows = damaged.is_file() and _has_footer(damaged)
         assert found == {"aaa", "zzz"} | ({"mmm"} if name == "counts" and is_in_rows else set()), name
 
@@ -323,7 +323,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store, damaged, mon
     with read_only(store, monkeypatch):
         for _ in range(2):
             assert {platform for platform, _ in stored_records(store)} == {"aaa", "zzz"}
-    assert len(caplog.messages) == 1  # not at each look
+    assert len(caplog.messages) == 1  # logged once
     assert caplog.messages[0].startswith(f"{damaged} is damaged: ")
     assert caplog.messages[0].endswith("it is skipped, since it cannot be renamed: Read-only file system")
     assert damaged.is_symlink() or damaged.exists()
@@ -454,7 +454,7 @@ from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 logging.basicConfig(format="%(levelname)s %(message)s")
 stores = [RecordStore(Path(sys.argv[1])) for _ in range(2)]
-{p for p, _ in stored_records(stores[0])}  # brings in modules, which nobody may not read, either
+{p for p, _ in stored_records(stores[0])}  # imports modules now, since nobody may not read them later
 os.setegid(65534); os.seteuid(65534)
 print(sorted(stores[1].counts().items()), sorted({p for p, _ in stored_records(stores[1])}))
 """
@@ -463,7 +463,7 @@ print(sorted(stores[1].counts().items()), sorted({p for p, _ in stored_records(s
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_what_may_not_be_read_keeps_no_other_platform_from_it(tmp_path, measured_lines, what):
-    # Below a folder that nobody may enter, whatever stands in it could not be read.
+    # Its parents must be accessible to nobody.
     folder = Path("/var/tmp") / f"tlp-test-{os.getpid()}-{what}"
     try:
         store = RecordStore.create(folder)
@@ -490,7 +490,7 @@ def test_what_may_not_be_read_keeps_no_other_platform_from_it(tmp_path, measured
 def test_a_disk_that_fails_for_a_file_loses_nothing_when_others_are_merged(
     store, measured_lines, monkeypatch
 ):
-    """What is not to be read now must not be overwritten: it may be readable again."""
+    """A file that cannot be read now must not be overwritten: it may be readable later."""
     monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     imported(store, measured_lines[:5])
     old = store.folder / "platform=epyc" / "records.parquet"
@@ -528,7 +528,7 @@ def test_a_compaction_that_fails_keeps_no_batch_from_the_store(store, measured_l
 
 
 def test_a_platform_on_another_disk_is_a_link(store, measured_lines, tmp_path, monkeypatch):
-    """A file that is written aside on the disk of the store cannot be renamed to another disk."""
+    """A temporary file on the disk of the store cannot be renamed to a platform folder on another disk."""
     (tmp_path / "disk").mkdir()
     (store.folder / "platform=epyc").symlink_to(tmp_path / "disk")
     replace = os.replace
@@ -585,7 +585,7 @@ def test_a_note_that_is_a_folder_is_named(store):
 
 @pytest.mark.parametrize("before", [b"{", b"[]\n", b"\xff\xfe\n", b'{"line": 1}\n', b"\0" * 50, b"null\n"])
 def test_a_damaged_quarantine_keeps_nothing_from_the_store(store, measured_lines, before, caplog):
-    """It is written when the records are in the store already."""
+    """The quarantine is written after the records, so its damage must not fail the import."""
     path = store.folder / "quarantine.jsonl"
     other = json.dumps({"source": "other.json", "line": 7, "reason": "not JSON"})
     path.write_bytes(other.encode() + b"\n" + before)

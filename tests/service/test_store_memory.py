@@ -1,4 +1,4 @@
-"""What one record, log or file may cost: importer and reader of the record store take some megabytes at a time, whatever comes."""
+"""Importer and reader of the record store need only some megabytes, whatever records, logs and files contain."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from tlp_service.records.schema import REPEATED, SCHEMA, Rows, Texts
 from tlp_service.records.store import RecordStore
 from tlp_service.records.stored_file import MAX_STEP_BYTES, value_bytes
 
-#: Megabytes by which a process may grow that reads or imports: some steps, and what the allocators keep.
+#: Megabytes by which a reading or importing process may grow: a few steps, and what the allocators keep.
 MAX_GROWTH_MB = 160
 
 _GROWTH = """
@@ -49,7 +49,7 @@ def store(tmp_path):
 
 
 def grown(store, command):
-    """Return what a process of its own found, and the megabytes by which it grew."""
+    """Return the result of a separate process, and the megabytes by which it grew."""
     done = subprocess.run(
         [sys.executable, "-c", _GROWTH, str(store.folder), str(command)],
         capture_output=True,
@@ -74,7 +74,7 @@ def table_of(lines, **columns):
 
 
 def put(store, rows, **options):
-    """Write a file as releases before this one did."""
+    """Write a file as earlier releases did."""
     folder = store.folder / "platform=epyc"
     folder.mkdir(exist_ok=True)
     pq.write_table(rows, folder / "records.parquet", compression="zstd", use_dictionary=REPEATED, **options)
@@ -85,7 +85,7 @@ def wide(numbers):
 
 
 def test_records_of_megabytes_are_left_out_and_cost_no_more_than_their_text(store, measured_lines, caplog):
-    """As Python objects a list of numbers takes many times its text: 34 kB in the store cost who read it 810 MB."""
+    """A list of numbers takes many times its text as Python objects: 34 kB in the store took 810 MB to read."""
     texts = [wide(4_000_000) if n % 10 == 0 else wide(n) for n in range(100)]
     put(store, table_of(measured_lines[:100], primitives=texts))
     assert next((store.folder / "platform=epyc").iterdir()).stat().st_size < 100_000
@@ -101,14 +101,14 @@ def test_records_of_megabytes_are_left_out_and_cost_no_more_than_their_text(stor
 
 
 def test_a_long_text_that_stands_in_each_row_is_not_held_for_all_of_them(store, measured_lines):
-    """A workload key may have 64 kB, and a file holds it once, however many rows have it."""
+    """A workload key may have 64 kB, and a file contains it once, however many rows refer to it."""
     count = 5_000
     rows = table_of([measured_lines[0]] * count, workload_key=['["%s"]' % ("k" * 60_000)] * count)
     put(store, rows)
     del rows
     found, megabytes = grown(store, "read")
     assert found == f"({count}, 1)"
-    assert megabytes < MAX_GROWTH_MB  # all of them: 300
+    assert megabytes < MAX_GROWTH_MB  # all rows together take 300
     assert grown(store, "compact")[1] < MAX_GROWTH_MB
     found, megabytes = grown(store, "read")
     assert (found, megabytes < MAX_GROWTH_MB) == (f"({count}, 1)", True)
@@ -155,7 +155,7 @@ def test_each_step_of_reading_is_bounded_by_its_bytes(store, measured_lines):
 def test_rows_on_their_way_into_the_store_are_counted_by_their_bytes(
     store, measured_lines, tmp_path, monkeypatch
 ):
-    """The rows of all platforms, since a table of platforms may have any number of them."""
+    """Rows of many platforms, whose number is not bounded."""
     monkeypatch.setattr(importer_module, "_MAX_HELD_BYTES", 20_000)
     written = []
     write = importer_module.write_rows
@@ -241,7 +241,7 @@ def test_lines_around_the_longest(tmp_path, size, end):
     expected = [b"x" * (size - 1) + end, b"x\n", b"yy"] if end else [b"x" * size + b"\n", b"yy"]
     assert lines == [line[: MAX_LOG_LINE_BYTES + 1] for line in expected]
     reasons = [r.reason for _, r in LogReader().read_lines(lines)]
-    is_read = len(expected[0]) <= MAX_LOG_LINE_BYTES  # a record has fewer bytes yet
+    is_read = len(expected[0]) <= MAX_LOG_LINE_BYTES  # the bound of a record is smaller still
     assert reasons[0].startswith("its line has" if is_read else "the line is too long")
 
 

@@ -1,4 +1,4 @@
-"""Figures of prediction error never delay storing. Kind of fault: work for a by-product in the loop of what must not wait."""
+"""Figures of prediction error never delay the storing of measurements."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def moved(first, last):
 
 
 class Blocking(Quality):
-    """Figures whose scores take until the test lets them go."""
+    """Figures whose scoring blocks until the test releases it."""
 
     def __init__(self, scorer):
         super().__init__(lambda version: scorer, lambda: "v")
@@ -82,14 +82,14 @@ def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
     try:
         client.xadd(STREAM, entry(1)._asdict())
         assert quality.is_inside.wait(HANG_S)
-        for n in range(2, 9):  # each in a batch of its own, after the one before
+        for n in range(2, 9):  # one batch each, one after the other
             client.xadd(STREAM, entry(n)._asdict())
             until(lambda n=n: store.counts().get("epyc", 0) == n)
         assert client.get(QUALITY) is None
         stopping.set()
         thread.join(HANG_S)
         assert not thread.is_alive()
-        assert not teller.close(timeout_s=0.01)  # which is all that a stop waits for it
+        assert not teller.close(timeout_s=0.01)  # a stop waits no longer
     finally:
         stopping.set()
         quality.go_on.set()
@@ -102,7 +102,7 @@ def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
 def test_what_waits_for_the_figures_is_bounded_and_what_is_dropped_is_counted(
     url, client, scorer, monkeypatch, caplog
 ):
-    """Ten times the bound: the oldest go."""
+    """Ten times the bound: the oldest are dropped."""
     monkeypatch.setattr(telling, "_MAX_WAITING", 20)
     quality, seconds = Blocking(scorer), [0.0]
     teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])

@@ -106,7 +106,7 @@ def test_each_platform_learns_when_enough_was_measured_on_it(
     trainer = trainer_of(url, store, tmp_path)
     for platform, count in (("epyc", 9), ("k80", 10), ("v100", 12)):
         add(store, measured_lines[0], count, platform)
-    # By itself, the one that gains the most first; what comes meanwhile may gain more.
+    # One at a time, the one with the largest gain first, since another may gain more by then.
     assert trainer.look()
     add(store, measured_lines[0], 2, "epyc")
     assert trainer.look()
@@ -176,7 +176,7 @@ def test_two_trainers_never_train_the_same(url, client, store, tmp_path, monkeyp
 
 
 def learning(monkeypatch, outcome_of):
-    """Let a function of the platform's name stand in for the step; return the names of those that it was asked for."""
+    """Replace the step by a function of the platform's name; return the list of names it is called with."""
     asked = []
 
     def learn(store, registry, platforms, may_publish):
@@ -192,7 +192,7 @@ def learning(monkeypatch, outcome_of):
 def test_what_is_not_about_a_platform_is_not_noted(
     url, client, store, tmp_path, monkeypatch, measured_lines, caplog, state
 ):
-    """Kind of fault: progress that is noted before the work is done. The registry is empty for a moment, a file can't be read."""
+    """Progress must not be noted before the work is done: the registry is empty for a moment, or a file can't be read."""
     caplog.set_level("INFO", "tlp_service")
     trainer = trainer_of(url, store, tmp_path)
     add(store, measured_lines[0], 10)
@@ -228,7 +228,7 @@ def test_a_verdict_of_a_trainer_whose_lease_is_lost_is_not_noted(
 def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
     url, client, store, tmp_path, monkeypatch, measured_lines, state
 ):
-    """Kind of fault: one refused item takes the others along. 67 platforms at once, more than a network tells apart."""
+    """One refused platform must not affect the others: 67 platforms at once, more than one network distinguishes."""
     trainer = trainer_of(url, store, tmp_path, records=4)
     for n in range(66):
         add(store, measured_lines[0], 4, f"junk{n:02}")
@@ -242,10 +242,10 @@ def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
     assert trainer.look()
     assert "honest" in asked
     assert client.hget(TRAINED, "honest") == "6"
-    # Those that were refused have been noted one by one, and no other.
+    # Only the refused platforms were noted, one by one.
     assert set(client.hgetall(TRAINED)) == set(asked)
     assert set(client.hgetall(REFUSED)) == set(asked) - {"honest"}
-    # When all have had their turn, four more records are enough for the honest one alone.
+    # After everyone's turn, four more records are enough for the honest platform only.
     while trainer.look():
         pass
     assert len(asked) == 67
@@ -289,7 +289,7 @@ def test_platforms_that_cannot_be_read_do_not_stop_the_others(
 def test_a_platform_on_which_a_trainer_was_killed_comes_last(
     url, client, store, tmp_path, monkeypatch, measured_lines
 ):
-    """Of records that take more memory than there is, for example."""
+    """For example because its records need more memory than the machine has."""
     for platform, count in (("a", 12), ("b", 10)):
         add(store, measured_lines[0], count, platform)
 
@@ -308,7 +308,7 @@ def test_a_platform_on_which_a_trainer_was_killed_comes_last(
 def test_rows_that_the_stream_delivered_twice_are_no_new_records(
     url, client, store, tmp_path, steps, measured_lines
 ):
-    """Kind of fault: idempotent in one sink and not in the other."""
+    """Redelivery must be idempotent in the counts as in the store."""
     trainer = trainer_of(url, store, tmp_path)
     rows = Rows("epyc", Texts())
     for n in range(10):
@@ -327,7 +327,7 @@ def test_rows_that_the_stream_delivered_twice_are_no_new_records(
 
 
 def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, measured_lines):
-    """Kind of fault: progress that is read without a look at what it is."""
+    """Notes of progress must be validated when they are read."""
     trainer = trainer_of(url, store, tmp_path)
     add(store, measured_lines[0], 10)
     client.hset(TRAINED, mapping={"epyc": "many", "k80": "-1", "v100": "9" * 30, "": "\u0663"})
@@ -344,7 +344,7 @@ def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, meas
 
 
 def test_notes_are_bounded(url, client, store, tmp_path, steps, monkeypatch, measured_lines):
-    """Ten times the bound: those of the platforms with the most records stay."""
+    """Ten times the bound: the platforms with the most records stay."""
     monkeypatch.setattr(standings_module, "_MAX_PLATFORMS", 4)
     trainer = trainer_of(url, store, tmp_path, records=1)
     for n in range(40):

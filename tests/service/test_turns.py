@@ -1,4 +1,4 @@
-"""Which platform learns next, by hand."""
+"""Which platform is trained next, with results computed by hand."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_no_new_record_is_never_enough():
 
 
 def test_what_gains_the_most_is_first():
-    """That is: drifting, then never refused, then the most new records for what it was trained on."""
+    """Drifting first, then the fewest refusals, then the most new records relative to the last verdict."""
     a, b, c, d = (
         Standing("a", 1200, 1000),
         Standing("b", 400, 200),

@@ -133,7 +133,7 @@ def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(folder):
 
 
 def with_external_weights(path, place):
-    """Move the weights of a network into another file, from one of the places where a tensor may stand."""
+    """Move the weights of a network into another file; `place` is where the ONNX file has the tensor."""
     model = onnx.load(path)
     weights = next(tensor for tensor in model.graph.initializer if tensor.name == "weights")
     onnx.external_data_helper.set_external_data(weights, "weights.bin")

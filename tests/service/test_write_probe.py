@@ -1,4 +1,4 @@
-"""Whether measurements can be kept: one write at a time, none that holds an asker up, and no address in what is told."""
+"""The write probe: one write at a time, no caller waits longer than it wants, and no report names an address."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Writes:
-    """Writes that end when the test says so, and a clock that stands."""
+    """Writes that end when the test lets them, and a clock that stands still."""
 
     def __init__(self):
         self.now_s = 0.0
