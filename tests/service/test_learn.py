@@ -291,7 +291,7 @@ def test_a_platform_takes_a_number_in_its_own_network_only(
         assert [outcome.state for outcome in outcomes] == ["refused", "refused", "judged"]
         assert outcomes[0].reason == (
             "2 platforms are more than the 1 of one network: no platform number is left for a; "
-            "'tlp train' can make a version of fewer"
+            "'tlp train' can make a version of fewer platforms"
         )
 
 

@@ -309,7 +309,7 @@ def test_publishing_over_a_folder_of_something_else_leaves_it(tmp_path, sources)
     taken.mkdir()
     (taken / "cpu.onnx").write_bytes(b"half deleted")
     (taken / "notes.txt").write_text("mine")
-    with pytest.raises(OSError, match="move it away"):
+    with pytest.raises(OSError, match="move them away"):
         registry.publish(sources[0])
     assert (taken / "notes.txt").read_text() == "mine"
     (taken / "notes.txt").unlink()
@@ -426,7 +426,7 @@ def test_a_writer_that_is_stopped_with_the_lock_keeps_others_for_a_while_only(tm
     monkeypatch.setattr("tlp_service.versions.folder_place._LOCK_S", 0.1)
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="another process has held it"):
+        with pytest.raises(OSError, match="another process holds the lock"):
             registry.activate(name, "me")
     assert registry.activate(name, "me").active == name
 
