@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run = arguments.run
         status: int = run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # or a full disk would be seen only after the exit status
     except (ServiceFault, TLPError) as error:
         print(f"tlp {arguments.command}: {error}", file=sys.stderr)
         return 2
@@ -36,12 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "service,cpu" if arguments.command == "serve" else "service,cpu,train"
         print(f"tlp {arguments.command}: {error}; install 'tlp-service[{extra}]'", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        return _end_of_pipe()
     except OSError as error:  # a path that cannot be written, a disk that is full
         print(f"tlp {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _end_of_pipe() -> int:
+    """Return the exit status of a command whose reader has seen enough, such as `head`."""
+    # Python would write what is left when it ends, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,9 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("records", type=Path, nargs="+", help="tuning logs, folders of them, or one record store")
-    add("--model", type=Path, help="folder of the model version (default: the shipped one)")
-    add("--platforms", type=Path, help="CSV that maps folders of logs to platforms")
+    add("records", type=_path, nargs="+", help="tuning logs, folders of them, or one record store")
+    add("--model", type=_path, help="folder of the model version (default: the shipped one)")
+    add("--platforms", type=_path, help="CSV that maps folders of logs to platforms")
     add("--platform", help="platform of all records of logs, where there is no --platforms")
     add("--part", choices=("train", "validation", "test"), help="only this part of a record store")
     add(
@@ -89,8 +102,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         default=16,
         help="tasks with fewer are left out (default: 16)",
     )
-    add("--json", type=Path, help="file that gets all figures")
-    add("--plot", type=Path, metavar="FILE.png", help="picture that gets the figures by platform")
+    add("--json", type=_path, help="file that gets all figures")
+    add("--plot", type=_path, metavar="FILE.png", help="picture that gets the figures by platform")
     parser.set_defaults(run=_evaluate)
 
 
@@ -100,10 +113,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from tlp_service.evaluation.evaluate import evaluate
     from tlp_service.records.files import log_files, log_records
     from tlp_service.records.reader import part_of_store, stored_records
-    from tlp_service.records.store import RecordStore, is_store
+    from tlp_service.records.store import RecordStore
+    from tlp_service.records.store_path import is_store
     from tlp_service.scoring.scorer import Scorer
     from tlp_service.settings import shipped_model
 
+    for option in ("json", "plot"):
+        _check_writable(f"--{option}", getattr(arguments, option))
     write_plot = _plot_writer() if arguments.plot else None
     refused: list[RefusedLine] = []
     records: Iterator[tuple[str | None, Record]]
@@ -124,6 +140,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     return _done(found.tasks, "no task with enough candidates to rank")
 
 
+def _check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work whose result it gets."""
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise BadSettings(f"{option}: expected a file that can be written, got {path}")
+
+
 def _plot_writer() -> Callable[[Evaluation, Path], None]:
     # Before the evaluation, which may take minutes.
     try:
@@ -134,19 +156,21 @@ def _plot_writer() -> Callable[[Evaluation, Path], None]:
 
 
 def _platform_of(arguments: argparse.Namespace) -> PlatformOf:
-    from tlp_service.records.platforms import OnePlatform, PlatformTable
+    from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
 
     if arguments.platforms:
         return PlatformTable.read(arguments.platforms)
+    if arguments.platform is not None:
+        check_platform(arguments.platform)
     return OnePlatform(arguments.platform)
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     importer = actions.add_parser("import", help="read tuning logs into a record store")
-    importer.add_argument("logs", type=Path, nargs="+", help="tuning logs or folders of them")
-    importer.add_argument("--store", type=Path, required=True, help="folder of the store, made if need be")
-    importer.add_argument("--platforms", type=Path, help="CSV that maps folders to platforms")
+    importer.add_argument("logs", type=_path, nargs="+", help="tuning logs or folders of them")
+    importer.add_argument("--store", type=_path, required=True, help="folder of the store, made if need be")
+    importer.add_argument("--platforms", type=_path, help="CSV that maps folders to platforms")
     importer.add_argument("--platform", help="platform of all records, where there is no --platforms")
     importer.add_argument(
         "--seed", type=_not_negative, default=0, help="of the split of a new store (default: 0)"
@@ -156,18 +180,15 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     )
     importer.set_defaults(run=_import_records)
     show = actions.add_parser("show", help="print what a record store holds")
-    show.add_argument("store", type=Path, help="folder of the store")
+    show.add_argument("store", type=_path, help="folder of the store")
     show.set_defaults(run=_show_records)
 
 
 def _import_records(arguments: argparse.Namespace) -> int:
     from tlp_service.records.files import log_files
     from tlp_service.records.importer import import_logs
-    from tlp_service.records.platforms import check_platform
     from tlp_service.records.store import RecordStore
 
-    if arguments.platform is not None:
-        check_platform(arguments.platform)
     platform_of = _platform_of(arguments)
     paths = list(log_files(arguments.logs))
     store = RecordStore.create(arguments.store, arguments.seed)
@@ -199,12 +220,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (TLP_PORT)")
     parser.add_argument(
         "--model",
-        type=Path,
+        type=_path,
         help="folder of the model version to serve, instead of the registry's (TLP_MODEL)",
     )
     parser.add_argument(
         "--data-dir",
-        type=Path,
+        type=_path,
         help="folder of the embedded measurement stream, the record store and the registry (TLP_DATA_DIR)",
     )
     parser.set_defaults(run=_serve)
@@ -236,21 +257,21 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--records",
-        type=Path,
+        type=_path,
         nargs="+",
         required=True,
         help="one record store, or tuning logs or folders of them",
     )
-    add("--out", type=Path, required=True, help="folder that gets the model version")
+    add("--out", type=_path, required=True, help="folder that gets the model version")
     add("--model", choices=("base", "published", "published-mtl"), default="base", help="what to train")
     add(
         "--from",
-        type=Path,
+        type=_path,
         dest="source",
         metavar="VERSION",
         help="folder of the version to begin from: each platform that there are records of gets a network of its own",
     )
-    add("--platforms", type=Path, help="CSV that maps folders of logs to platforms")
+    add("--platforms", type=_path, help="CSV that maps folders of logs to platforms")
     add(
         "--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes"
     )
@@ -277,7 +298,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="torch device; under torchrun each process has its own")
     add(
         "--checkpoint",
-        type=Path,
+        type=_path,
         help="folder that keeps the progress; an interrupted training goes on from it",
     )
     for name, settings in _FIT_OPTIONS.items():
@@ -285,24 +306,31 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_train)
 
 
+def _path(text: str) -> Path:
+    if not text:  # of a variable that is not set, say; Path takes it for the working folder
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return Path(text)
+
+
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
 
 
 def _rate(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no positive number")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return number
 
 
@@ -324,10 +352,16 @@ _FIT_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _share(text: str) -> tuple[str, float]:
-    platform, _, share = text.partition("=")
-    if not 0 < float(share) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no PLATFORM=SHARE with a share of at most 1")
-    return platform, float(share)
+    platform, _, named = text.partition("=")
+    try:
+        share = float(named)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(
+            f"expected PLATFORM=SHARE with a share above 0 and at most 1, got {text!r}"
+        )
+    return platform, share
 
 
 def _train(arguments: argparse.Namespace) -> int:

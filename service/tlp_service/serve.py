@@ -22,9 +22,10 @@ from tlp_service.api.connections import Connections, limits_of_process
 from tlp_service.api.protocol import protocol_of
 from tlp_service.api.service import UNITS_PER_BYTE, Engine, Reading
 from tlp_service.children import Child
-from tlp_service.errors import BadSettings
+from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.idle_memory import IdleMemory, map_large_allocations
 from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.records.store_path import check_store_path
 from tlp_service.redis_url import ineffective_options
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
@@ -141,10 +142,13 @@ def _check_records(folder: Path) -> None:
     Raises
     ------
     BadSettings
-        If the folder of the record store can't be made or written.
+        If the folder of the record store can't be made or written, or holds something else.
     """
     try:
+        check_store_path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+    except BadRecords as error:
+        raise BadSettings(f"TLP_RECORDS: {error}") from None
     except OSError as error:
         raise BadSettings(f"TLP_RECORDS={folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):

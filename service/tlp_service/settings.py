@@ -38,9 +38,12 @@ def shipped_model(model: str = "base") -> Path:
 class Settings(BaseSettings):
     """What the server was told; each field is the variable ``TLP_<NAME>``."""
 
-    model_config = SettingsConfigDict(env_prefix="TLP_", frozen=True, extra="ignore", protected_namespaces=())
+    # An empty variable is one that is not set: compose files write such, and an empty host would be every address.
+    model_config = SettingsConfigDict(
+        env_prefix="TLP_", env_ignore_empty=True, frozen=True, extra="ignore", protected_namespaces=()
+    )
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     model: Path | None = Field(
         None, description="Folder of the model version to serve, whatever the registry says."
@@ -117,6 +120,24 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value  # an empty key would open the routes to everybody
+
+    @field_validator("data_dir", "records", "model")
+    @classmethod
+    def _check_path(cls, value: Path | None) -> Path | None:
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:  # which neither Arrow nor ONNX Runtime takes
+            raise ValueError("expected a path in UTF-8") from None
+        return value
+
+    @field_validator("admin_key")
+    @classmethod
+    def _check_admin_key(cls, value: SecretStr | None) -> SecretStr | None:
+        key = value.get_secret_value() if value is not None else ""
+        if key != key.strip() or set(key) & set("\x00\r\n"):
+            # HTTP strips blanks from a header, so no request could state such a key. The line end of a file is usual.
+            raise ValueError("expected a key without line ends, and without blanks around it")
+        return value
 
     @field_validator("registry")
     @classmethod

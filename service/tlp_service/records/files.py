@@ -9,6 +9,7 @@ from tlp_client.logs import LOG_SUFFIXES, LogReader, RefusedLine
 from tlp_client.records import Record, RecordParser
 from tlp_service.errors import BadRecords
 from tlp_service.records.platforms import PlatformOf
+from tlp_service.records.store_path import is_store
 
 
 def log_files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -17,11 +18,13 @@ def log_files(paths: Sequence[Path]) -> Iterator[Path]:
     Raises
     ------
     BadRecords
-        If a path does not exist.
+        If a path does not exist, or is a record store, whose records are in no log.
     """
     for path in paths:
         if not path.exists():
             raise BadRecords(f"no such file or directory: {path}")
+        if is_store(path):
+            raise BadRecords(f"{path}: expected tuning logs, got a record store; name a store by itself")
         if path.is_file():
             yield path
             continue

@@ -44,13 +44,13 @@ from tlp_service.records.parquet_files import is_first, replace_file, sync, writ
 from tlp_service.records.platform_folder import RECORDS, Choose, FileState, PlatformFolder
 from tlp_service.records.quarantine import note_refused
 from tlp_service.records.schema import SCHEMA
-from tlp_service.records.store_lock import LOCK, alone_in
+from tlp_service.records.store_lock import alone_in
+from tlp_service.records.store_path import NOTE, check_store_path
 from tlp_service.records.stored_file import StoredFile
 
 log = logging.getLogger(__name__)
 
 FORM = 1
-NOTE = "store.json"
 _PLATFORM = "platform="
 #: Number of files of a platform, without the compacted one, at which the newest are merged.
 _MAX_PARTS = 32
@@ -91,14 +91,11 @@ class RecordStore:
         Raises
         ------
         BadRecords
-            If the folder is not empty and holds no store.
+            If the folder is not empty and holds no store, or its name is not UTF-8.
         """
         note = folder / NOTE
+        check_store_path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        # Looked for in this order: what another maker brings in (recorder and trainer begin at once) is there after its note.
-        strangers = [path.name for path in folder.iterdir() if not _is_own(path.name)]
-        if strangers and not note.exists():
-            raise BadRecords(f"{folder} is neither a record store nor empty")
         if not note.exists():
             with alone_in(folder, max_wait_s):
                 if not note.exists():
@@ -301,13 +298,3 @@ class RecordStore:
         if form != FORM:
             raise BadRecords(f"{self.folder} is a record store of form {form!r}, this reads {FORM}")
         return seed
-
-
-def is_store(path: Path) -> bool:
-    """Return whether a path is a record store."""
-    return (path / NOTE).is_file()
-
-
-def _is_own(name: str) -> bool:
-    """Return whether a file may stand in a folder that is about to become a store: its maker's, who may have been killed."""
-    return name == LOCK or name.startswith(f".{NOTE}.")

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from tlp_service.records.store_path import LOCK
+
 log = logging.getLogger(__name__)
 
-LOCK = "lock"
 #: Seconds between two tries, and those after which a wait is logged.
 _PAUSE_S, _TELL_S = 0.02, 10.0
 

@@ -19,7 +19,8 @@ from tlp_service.records.files import log_files
 from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
 from tlp_service.records.reader import stored_records, stored_sources
 from tlp_service.records.split import Part, parts_by_source, parts_by_workload
-from tlp_service.records.store import RecordStore, is_store
+from tlp_service.records.store import RecordStore
+from tlp_service.records.store_path import is_store
 from tlp_service.training.dataset import (
     ImportReport,
     TrainingSet,

@@ -51,10 +51,9 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
 
 
 def _run(run: _Run, arguments: argparse.Namespace) -> int:
@@ -71,6 +70,8 @@ def _run(run: _Run, arguments: argparse.Namespace) -> int:
         settings.make_data_dir()
     try:
         run(Registry(url), arguments)
+    except BrokenPipeError:  # the reader of what is printed has gone
+        raise
     except OSError as error:
         raise BadSettings(f"the registry {url}: {error}") from None
     return 0

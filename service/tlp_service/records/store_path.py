@@ -1,0 +1,38 @@
+"""Which folders are record stores, or may become one. Imports no Arrow, which a server does not need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tlp_service.errors import BadRecords
+
+#: Names of a store's note, which says its form and seed, and of the file whose lock a writer holds.
+NOTE, LOCK = "store.json", "lock"
+
+
+def check_store_path(folder: Path) -> None:
+    """Refuse a folder that can never be a record store: Arrow would say so at each record.
+
+    Raises
+    ------
+    BadRecords
+        If the name is not UTF-8, or the folder holds something else.
+    """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise BadRecords(f"{str(folder)!r}: expected a path in UTF-8; name another folder") from None
+    # Looked for in this order: what another maker brings in (recorder and trainer begin at once) is there after its note.
+    strangers = [path.name for path in folder.iterdir() if not _is_own(path.name)] if folder.exists() else []
+    if strangers and not (folder / NOTE).exists():
+        raise BadRecords(f"{folder} is neither a record store nor empty")
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a path is a record store."""
+    return (path / NOTE).is_file()
+
+
+def _is_own(name: str) -> bool:
+    """Return whether a file may stand in a folder that is about to become a store: its maker's, who may have been killed."""
+    return name == LOCK or name.startswith(f".{NOTE}.")
