@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ from tlp_client.wire.fields import read_name
 from tlp_client.wire.measurements import measurement_id
 
 log = logging.getLogger(__name__)
+
+#: Tasks whose rounds are remembered, far more than are tuned at a time; one that is forgotten begins another round.
+_MAX_ROUNDS = 4096
 
 
 @dataclass(slots=True)
@@ -118,7 +122,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         self._scores = ScoreCache()
         self._unreported = 0  # cached candidates that the service has not heard of
         self._lock = threading.Lock()
-        self._rounds: dict[str, Round] = {}  # by workload key
+        self._rounds: OrderedDict[str, Round] = OrderedDict()  # by workload key, the last used last
         self._next_version: str | None = None  # that rounds begin with, after `load`
         self._latest: tuple[str, str] | None = None
         self._has_warned = False
@@ -144,6 +148,9 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
             round_ = self._rounds.get(task.workload_key)
             if round_ is None or round_.is_measured:
                 round_ = self._rounds[task.workload_key] = Round(self._next_version)
+            self._rounds.move_to_end(task.workload_key)
+            if len(self._rounds) > _MAX_ROUNDS:
+                self._rounds.popitem(last=False)
         if not round_.fell_back:
             try:
                 scores = self._predict_remotely(task, states, round_)

@@ -30,6 +30,7 @@ class LocalFallback:
         self._lock = threading.Lock()
         self._measured: deque[tuple[Any, Any]] = deque(maxlen=_REMEMBERED)
         self._new = 0  # measured pairs that the model has not seen
+        self._taught = 0  # measured pairs that the model keeps
         self._model: Any = None
         self._has_warned = False
         self._random = np.random.default_rng()
@@ -56,15 +57,17 @@ class LocalFallback:
             return scores
 
     def _predict_by_model(self, task: Any, states: Sequence[Any]) -> list[float]:
-        if self._model is None:
+        if self._model is None or self._taught + self._new > 2 * _REMEMBERED:
             from tvm.auto_scheduler.cost_model import XGBModel
 
+            # It keeps all that it was taught, and trains on all of it each time: a long outage would be ever slower.
             self._model = XGBModel(verbose_eval=0, num_warmup_sample=0)
+            self._taught, self._new = 0, len(self._measured)
         if self._new:
             newest = list(islice(reversed(self._measured), self._new))[::-1]
             inputs, results = zip(*newest, strict=True)
             self._model.update(list(inputs), list(results))
-            self._new = 0
+            self._taught, self._new = self._taught + self._new, 0
         scores = np.asarray(self._model.predict(task, states), dtype=np.float64)
         # Ansor clamps negative scores to 0, so only a state that can't be lowered (-inf) may have 0.
         finite: list[float] = np.where(np.isfinite(scores), np.maximum(scores, 1e-6), 0.0).tolist()

@@ -9,6 +9,7 @@ import multiprocessing.util
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -97,7 +98,9 @@ class Outbox:
         self._aside_s = first_aside_s
         self._recall_at = 0.0
         self._warned: set[object] = set()  # kinds of refusals, until all that was refused got through
-        self._gone_ids: dict[str, None] = {}  # of the last that went, oldest first
+        self._gone_ids: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # of the last that went; a dict is slow to find its oldest
         self._changed = threading.Condition()
         self._closed = False
         self._hurry = threading.Event()  # cuts a pause short
@@ -324,7 +327,7 @@ class Outbox:
             gone = self._letters.remove(batch)  # some may have been dropped meanwhile
             self._gone_ids.update(dict.fromkeys(gone))
             while len(self._gone_ids) > _REMEMBERED_IDS:
-                del self._gone_ids[next(iter(self._gone_ids))]
+                self._gone_ids.popitem(last=False)
             if self._spool is not None:
                 self._spool.remove(gone)
             self.rejected += rejected

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ from operators import OPERATORS
 from serving import start
 from tvm import auto_scheduler
 
+from tlp_client import ansor, fallback
 from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_search_policies
+from tlp_client.fallback import LocalFallback
 from tlp_client.records import RecordParser
 from tlp_client.states import serialize_states
 from tlp_client.transport import HttpTransport
@@ -382,3 +384,34 @@ def test_sampled_states_of_every_operator_parse_and_score(server):
         model = TLPRemoteModel(server.url)
         assert_scores(model.predict(task, sample(task, 32)), 32)
         assert (model.counts.fallbacks, model.counts.invalid) == (0, 0)
+
+
+def test_a_long_tuning_run_remembers_a_bounded_number_of_rounds(monkeypatch, server, small_task):
+    """A worker that tunes thousands of tasks one after the other kept a round of each."""
+    monkeypatch.setattr(ansor, "_MAX_ROUNDS", 3)
+    model = model_over(Recording(server.url))
+
+    class Task:
+        target = small_task.target
+
+        def __init__(self, number):
+            self.workload_key = f'["task", {number}]'
+
+    for number in range(30):
+        model.predict(Task(number), [None])  # is no state, so the fallback scores it, in a round all the same
+        model.predict(Task(0), [None])
+    assert list(model._rounds) == ['["task", 28]', '["task", 29]', '["task", 0]']
+
+
+def test_the_fallback_keeps_a_bounded_number_of_measurements(monkeypatch, task, states):
+    """Its XGBoost model keeps all that it was ever taught, and trains on it anew each time."""
+    monkeypatch.setattr(fallback, "_REMEMBERED", 80)
+    local = LocalFallback()
+    local._measured = deque(maxlen=80)
+    inputs, results = pairs(task, states[:8])
+    most = 0
+    for _ in range(30):
+        local.learn(inputs, results)
+        assert_scores(local.predict(task, states[:4]), 4)
+        most = max(most, len(local._model.inputs) if local._model else 0)
+    assert most == 160
