@@ -97,6 +97,7 @@ class Outbox:
         self._unanswered = 0  # requests in a row
         self._aside_s = first_aside_s
         self._recall_at = 0.0
+        self._flushes = 0  # that wait
         self._warned: set[object] = set()  # kinds of refusals, until all that was refused got through
         self._gone_ids: OrderedDict[str, None] = (
             OrderedDict()
@@ -119,6 +120,7 @@ class Outbox:
             self._spool.begin_anew()
         self._changed = threading.Condition()
         self._hurry = threading.Event()
+        self._flushes = 0
         self._thread = None
 
     def _adopt(self) -> None:
@@ -182,8 +184,12 @@ class Outbox:
         self._hurry.set()
         with self._changed:
             self._recall_at = 0.0
+            self._flushes += 1  # until it ends, no letter is set aside
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._letters, timeout_s)
+            try:
+                return self._changed.wait_for(lambda: not self._letters, timeout_s)
+            finally:
+                self._flushes -= 1
 
     def close(self) -> None:
         """Stop sending. What waits is left to the next outbox with such a spool, and lost without one; `flush` first."""
@@ -280,7 +286,7 @@ class Outbox:
                     self._letters.set_back(batch)
                 return
             self._letters.set_back(batch)
-            if len(batch) > 1 or not is_first:
+            if len(batch) > 1 or not is_first or self._flushes:
                 return
             self._letters.set_aside(batch[0])
             self._recall_at = time.monotonic() + self._aside_s

@@ -57,7 +57,8 @@ def service():
 
 @pytest.fixture
 def outbox(service):
-    box = Outbox(service, "w", batch=4, first_pause_s=0.001, longest_pause_s=0.002)
+    pauses = {"first_pause_s": 0.001, "longest_pause_s": 0.002, "first_aside_s": 1e6, "longest_aside_s": 1e6}
+    box = Outbox(service, "w", batch=4, **pauses)
     yield box
     service.open.set()
     box.close()
