@@ -162,7 +162,7 @@ def test_a_stop_is_clean_though_a_network_never_returns(launch, tmp_path, good):
     status, answer = server.post("/v1/predict", request, **{"Tlp-Deadline-S": "1"})
     assert (status, answer["code"]) == (504, "deadline_passed")
     assert server.stop() == 0
-    assert "stopped, but for what never ends: tlp-score-0" in server.log
+    assert "stopped, although these threads still run: tlp-score-0" in server.log
 
 
 def test_the_metrics_tell_what_serves_and_have_no_series_of_what_does_not(launch, registry, sources, good):
