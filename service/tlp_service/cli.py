@@ -40,21 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "service,cpu" if arguments.command == "serve" else "service,cpu,train"
         print(f"tlp {arguments.command}: {error}; install 'tlp-service[{extra}]'", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return _end_of_pipe()
+    except BrokenPipeError:  # the reader has seen enough, such as `head`
+        _drop_unwritten()
+        return 128 + signal.SIGPIPE
     except OSError as error:  # a path that cannot be written, a disk that is full
         print(f"tlp {arguments.command}: {error}", file=sys.stderr)
+        _drop_unwritten()
         return 1
     except KeyboardInterrupt:
         return 130
     return status
 
 
-def _end_of_pipe() -> int:
-    """Return the exit status of a command whose reader has seen enough, such as `head`."""
-    # Python would write what is left when it ends, and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
+def _drop_unwritten() -> None:
+    """Drop output that cannot be written. Python would try again when it ends, complain, and change the exit status."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,7 +66,7 @@ def test_a_damaged_file_is_passed_over_while_the_lock_is_held(store, measured_li
     with (store.folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert store.counts() == {}
-    assert "it is passed over where it is" in caplog.text
+    assert "it is skipped, since it cannot be renamed: another process" in caplog.text
 
 
 def test_a_recorder_says_that_it_waits_and_stops_when_told(tmp_path, store, held, measured_lines):
