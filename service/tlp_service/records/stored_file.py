@@ -57,7 +57,7 @@ class StoredFile:
             self._file = pq.ParquetFile(
                 source,
                 metadata=footer,
-                read_dictionary=_dictionary_columns(footer),
+                read_dictionary=_text_columns(footer),
                 buffer_size=_READ_BYTES,
                 pre_buffer=False,
                 page_checksum_verification=True,
@@ -89,7 +89,7 @@ class StoredFile:
         with _damage_of(self.path):
             for number in range(self._file.num_row_groups):
                 rows = 0
-                for batch in self._file.iter_batches(self._step_rows(number, stored), [number], stored):
+                for batch in self._file.iter_batches(self._step_rows(number), [number], stored):
                     rows += len(batch)
                     for piece in in_steps(batch):
                         yield self._conformed(piece, fields)
@@ -122,12 +122,11 @@ class StoredFile:
             if type_ != field.type:
                 _cast(pa.array([], type_), field)
 
-    def _step_rows(self, number: int, columns: Sequence[str]) -> int:
+    def _step_rows(self, number: int) -> int:
         """Return how many rows of a row group to decode at a time."""
         group = self._file.metadata.row_group(number)
-        chunks = map(group.column, range(group.num_columns))
-        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
-        return int(min(max(MAX_STEP_BYTES * group.num_rows // max(size, 1), 1), MAX_STEP_ROWS))
+        rows = MAX_STEP_BYTES * group.num_rows // max(group.total_byte_size, 1)
+        return int(min(max(rows, 1), MAX_STEP_ROWS))
 
     def _conformed(self, batch: pa.RecordBatch, fields: list[pa.Field]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([self._column(batch, f) for f in fields], schema=pa.schema(fields))
@@ -211,14 +210,14 @@ def _is_list(type_: pa.DataType) -> bool:
     )
 
 
-def _dictionary_columns(footer: pq.FileMetaData) -> list[str]:
-    """Return the columns that are stored as dictionaries; read as such, a repeated long text is in memory once."""
-    found: set[str] = set()
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        chunks = map(group.column, range(group.num_columns))
-        found.update(c.path_in_schema for c in chunks if any("DICTIONARY" in e for e in c.encodings))
-    return [field.name for field in SCHEMA if field.name in found and _is_text(field.type)]
+def _text_columns(footer: pq.FileMetaData) -> list[str]:
+    """Return the columns of texts. Read as dictionaries, a repeated long text is in memory once, however it is stored.
+
+    How it is stored is not asked for: the metadata of a column chunk that is damaged aborts the process, since pyarrow
+    lets the exception of C++ pass. The reader of the data checks the same and raises.
+    """
+    names = set(footer.schema.names)
+    return [field.name for field in SCHEMA if field.name in names and _is_text(field.type)]
 
 
 def _check_is_file(path: Path) -> None:
