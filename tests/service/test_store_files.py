@@ -593,3 +593,18 @@ def test_a_damaged_quarantine_keeps_nothing_from_the_store(store, measured_lines
     notes = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(Path(n["source"]).name, n["line"]) for n in notes] == [("other.json", 7), ("log.json", 2)]
     assert caplog.messages == [f"{path}: 1 damaged lines are dropped"]
+
+
+def test_a_column_chunk_whose_metadata_is_damaged_ends_no_process(store, measured_lines):
+    """Its size statistics contradict the schema. Where pyarrow is asked for them, C++ ends the process."""
+    fill(store, measured_lines[:3], "sound")
+    (store.folder / "platform=epyc").mkdir()
+    damaged = Path(__file__).parents[1] / "data" / "damaged_column_chunk.parquet"
+    shutil.copy(damaged, store.folder / "platform=epyc" / "records.parquet")
+    done = subprocess.run(
+        [sys.executable, "-m", "tlp_service", "records", "show", str(store.folder)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "\nsound " in done.stdout
+    assert len(list(stored_records(store, ["sound"]))) == 3
