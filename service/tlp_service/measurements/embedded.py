@@ -7,7 +7,6 @@ socket, and syncs every write before it answers. The rest of the code sees a URL
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ import redis
 
 from tlp_service.children import Child
 from tlp_service.errors import BadSettings
+from tlp_service.file_lock import lock_within
 from tlp_service.redis_url import connect
 
 log = logging.getLogger(__name__)
@@ -65,23 +65,18 @@ def _locked(data_dir: Path) -> Iterator[int]:
 
     Should this process be killed, the folder stays locked until the child has written everything and is gone, too.
     """
+
+    def tell() -> None:
+        log.info("waiting for the server that still uses %s", data_dir)
+
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise BadSettings(f"TLP_DATA_DIR={data_dir}: {error.strerror}") from None
     try:
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        is_waiting = False
-        while not _try_lock(lock):
-            if not is_waiting:
-                log.info("waiting for the server that still uses %s", data_dir)
-            is_waiting = True
-            if time.monotonic() > deadline:
-                raise BadSettings(
-                    f"TLP_DATA_DIR={data_dir} is in use by another server; choose another folder"
-                )
-            time.sleep(0.1)
+        if not lock_within(lock, _LOCK_TIMEOUT_S, tell):
+            raise BadSettings(f"TLP_DATA_DIR={data_dir} is in use by another server; choose another folder")
         yield lock
     finally:
         os.close(lock)
@@ -107,14 +102,6 @@ def _socket_folder(lock: int) -> Iterator[str]:
             os.ftruncate(lock, 0)
             os.pwrite(lock, os.fsencode(folder), 0)
         yield folder
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class _Server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -11,8 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
+from tlp_service.file_lock import lock_within
 from tlp_service.versions.bounded_file import read_bounded
 from tlp_service.versions.manifest import MANIFEST, MAX_DOCUMENT_BYTES, Manifest, write_version
 from tlp_service.versions.place import ACTIVE, Place
@@ -20,8 +19,8 @@ from tlp_service.versions.place import ACTIVE, Place
 #: Name of the lock file.
 _LOCK = ".lock"
 
-#: Seconds that a writer waits for the lock, whose holder may be suspended for ever; and seconds between two tries.
-_LOCK_S, _LOCK_PAUSE_S = 60.0, 0.02
+#: Seconds that a writer waits for the lock.
+_LOCK_S = 60.0
 
 #: Age in seconds at which a temporary file or folder counts as left over.
 _ABANDONED_S = 86_400
@@ -110,20 +109,8 @@ class Folder(Place):
     def _locked(self) -> Iterator[None]:
         self._path.mkdir(parents=True, exist_ok=True)
         with (self._path / _LOCK).open("a") as lock:  # "w" would truncate the target of a link
-            until = time.monotonic() + _LOCK_S
-            while not _lock(lock):
-                if time.monotonic() > until:
-                    raise OSError(
-                        f"{self._path / _LOCK}: gave up after {_LOCK_S:.0f} s, since another process holds the lock"
-                    )
-                time.sleep(_LOCK_PAUSE_S)
+            if not lock_within(lock, _LOCK_S):
+                raise OSError(
+                    f"{self._path / _LOCK}: gave up after {_LOCK_S:.0f} s, since another process holds the lock"
+                )
             yield
-
-
-def _lock(file: IO[str]) -> bool:
-    """Try to lock a file, and return whether that succeeded."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
