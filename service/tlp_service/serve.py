@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -204,9 +205,9 @@ def start_engine(settings: Settings) -> Engine:
     )
 
 
-def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading]:
+def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading[Any]]:
     # One thread: several would have one interpreter among them. How many bodies wait is bounded by their memory.
-    bodies: FairQueue[Reading] = FairQueue(
+    bodies: FairQueue[Reading[Any]] = FairQueue(
         sys.maxsize, sys.maxsize, UNITS_PER_BYTE * READ_BYTES_PER_S, unit="units of reading"
     )
     return Executor(bodies, threads=1, chunk=sys.maxsize, name="read", before=before)

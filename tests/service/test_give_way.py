@@ -6,7 +6,7 @@ import time as real_time
 
 import pytest
 from models import write_linear_version
-from serving import HANG_S
+from serving import HANG_S, at_once
 
 from tlp_service.api.service import Caller, Reading
 from tlp_service.scheduling.give_way import GiveWay
@@ -78,10 +78,10 @@ def test_the_server_reads_measurements_when_no_predict_call_is_under_way(engine,
 
     async def seconds(**how):
         began = real_time.monotonic()
-        assert await caller.read_in_steps(engine, lambda: "read", size, **how) == "read"
+        assert await caller.read_in_steps(engine, lambda: at_once(lambda: "read"), size, **how) == "read"
         return real_time.monotonic() - began
 
-    engine.readers.submit(Reading(lambda: is_over.wait(HANG_S), 1), "another")
+    engine.readers.submit(Reading(at_once(lambda: is_over.wait(HANG_S)), 1), "another")
     assert asyncio.run(seconds(is_measured=True)) >= 0.2  # then half of the time is its
     is_over.set()
     assert not engine.heavy_readers.is_busy

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from models import write_linear_version
-from serving import HANG_S
+from serving import HANG_S, at_once
 
 from tlp_client.errors import InvalidRequest
 from tlp_client.wire.predict import read_predict
@@ -88,7 +88,7 @@ def test_a_small_body_is_read_between_two_slices_of_a_large_one(reader, client):
     """Also for requests of one client: one that has had a slice is queued behind one that has had none."""
     order = []
     gate = Gate(5, order)
-    large, small = Reading(gate.read, 10), Reading(lambda: order.append("small"), 10)
+    large, small = Reading(gate.read(), 10), Reading(at_once(lambda: order.append("small")), 10)
     reader.submit(large, "large")
     assert gate.began.acquire(timeout=HANG_S)
     reader.submit(small, client)
@@ -103,7 +103,7 @@ def test_two_large_bodies_share_the_thread_by_what_they_cost(reader):
     order = []
     first, second = Gate(4, order, "first"), Gate(4, order, "second")
     first.let(3), second.let(4)
-    works = [Reading(gate.read, 10) for gate in (first, second)]
+    works = [Reading(gate.read(), 10) for gate in (first, second)]
     reader.submit(works[0], "first")
     reader.submit(works[1], "second")
     first.let(1)
@@ -116,11 +116,11 @@ def test_two_large_bodies_share_the_thread_by_what_they_cost(reader):
 
 def test_a_body_that_nobody_waits_for_is_read_no_further_than_the_slice_in_hand(reader):
     gate = Gate(1000)
-    job = reader.submit(Reading(gate.read, 10), "left")
+    job = reader.submit(Reading(gate.read(), 10), "left")
     assert gate.began.acquire(timeout=HANG_S)
     reader.withdraw(job)
     gate.let(1000)
-    last = Reading(lambda: "next", 10)
+    last = Reading(at_once(lambda: "next"), 10)
     reader.submit(last, "another")
     assert last.future.result(HANG_S) == "next"
     assert gate.made == 1
@@ -131,7 +131,7 @@ def test_a_deadline_that_passes_while_a_body_is_read_ends_that():
     now = [0.0]
     executor = Executor(FairQueue(10**9, 10**9, 1e7), threads=1, chunk=10**9, clock=lambda: now[0])
     gate = Gate(1000)
-    work = Reading(gate.read, 10)
+    work = Reading(gate.read(), 10)
     executor.submit(work, "late", deadline_s=5.0)
     assert gate.began.acquire(timeout=HANG_S)
     now[0] = 6.0

@@ -28,7 +28,7 @@ from tlp_service.api.missing import once_loaded
 from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
-from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, QueueFull, UnknownName
+from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, UnknownName
 from tlp_service.scheduling.steps import Steps
 from tlp_service.scoring.candidates import SmallTasks
 from tlp_service.scoring.scorer import Prepared, Scored, Scorer
@@ -40,7 +40,6 @@ QUERY = ("platform", "version")
 
 #: Scores up to which encoding takes less time than handing the work to a thread.
 _FEW_SCORES = 4096
-
 
 #: Bytes of a prepared candidate: the inputs of `base`, and its score.
 CANDIDATE_BYTES = 1100
@@ -186,9 +185,9 @@ async def _score_tasks(
     executor = service.engine.executor
     works = [task.candidates for task in tasks if isinstance(task, Prepared)]
     nbytes = sum(work.idle_bytes for work in works)
-    if not memory.grow(nbytes):
-        raise QueueFull("other requests leave no memory for the tasks of this log", retry_after=1)
-    small = [work for work in works if work.plan.candidates <= service.engine.calibration.chunk]
+    memory.need(nbytes)
+    chunk = service.engine.calibration.chunk
+    small = [work for work in works if work.plan.candidates <= chunk]
     if small:
         await caller.wait(executor, SmallTasks(small))
     found: list[Scored | InvalidBody | UnknownName] = []
@@ -196,7 +195,7 @@ async def _score_tasks(
         if not isinstance(task, Prepared):
             found.append(task)
             continue
-        is_done = task.candidates.plan.candidates <= service.engine.calibration.chunk
+        is_done = task.candidates.plan.candidates <= chunk
         raw = task.candidates.result() if is_done else await caller.wait(executor, task.candidates)
         found.append(_finish(service, task, raw))
     memory.shrink(nbytes)

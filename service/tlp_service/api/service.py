@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -37,24 +37,23 @@ _LARGE = 1 << 20
 _MAX_FIRST_SLICE = UNITS_PER_BYTE * _LARGE
 
 
-class Reading(Work[Any]):
+class Reading(Work[T]):
     """Reading a body, or computing from what was read, as work for an `Executor` with one thread.
 
     Parameters
     ----------
-    read : callable
-        Returns the result, or `Steps` that compute it; other requests get their turn between two slices of steps.
+    steps : Steps
+        Compute the result; other requests get their turn between two slices of them.
     size : int
         Units of work that are known before the start (see `tlp_service.scheduling.steps`), such as the bytes of the body.
     expected : int, optional
         Units that the first slice may take.
     """
 
-    def __init__(self, read: Callable[[], Any], size: int, expected: int = 0) -> None:
+    def __init__(self, steps: Steps[T], size: int, expected: int = 0) -> None:
         super().__init__()
         self._expected = expected
-        self._read: Callable[[], Any] | None = read
-        self._steps: Steps[Any] | None = None
+        self._steps = steps
         self._next = size  # units of the next step
         self._said: Any = None
 
@@ -75,21 +74,14 @@ class Reading(Work[Any]):
 
     def advance(self, budget: int) -> bool:
         """Do at most `budget` units of work, but at least one step; return whether all work is done."""
-        if self._steps is None:
-            read, self._read = self._read, None
-            assert read is not None, "it is not called again after it has returned True"
-            said = read()
-            if not isinstance(said, Generator):
-                self._said = said
-                return True
-            self._steps = said
         self._next, self._said = advance(self._steps, budget, self._next)
         self.more = self._next
         return not self._next
 
-    def result(self) -> Any:
+    def result(self) -> T:
         """Return the result, once."""
-        said, self._said = self._said, None
+        said: T = self._said
+        self._said = None
         return said
 
 
@@ -102,32 +94,35 @@ class Engine:
     follower: Follower | None  # None where one version serves whatever the registry says
     calibration: Calibration
     executor: Executor[Candidates]
-    readers: Executor[Reading]
-    heavy_readers: Executor[Reading]
-    measurement_readers: Executor[Reading]
+    readers: Executor[Reading[Any]]
+    heavy_readers: Executor[Reading[Any]]
+    measurement_readers: Executor[Reading[Any]]
 
-    def readers_of(self, nbytes: int, is_measured: bool = False) -> Executor[Reading]:
+    def readers_of(self, nbytes: int, is_measured: bool = False) -> Executor[Reading[Any]]:
         """Return who reads bodies of that size: the very large ones keep only each other waiting, and measurements no predict."""
         if is_measured:
             return self.measurement_readers
         return self.readers if nbytes <= _LARGE else self.heavy_readers
 
     @property
+    def _executors(self) -> tuple[Executor[Any], ...]:
+        return self.readers, self.heavy_readers, self.measurement_readers, self.executor
+
+    @property
     def is_busy(self) -> bool:
         """Whether any request is being read or scored, or waits for that."""
-        executors = (self.readers, self.heavy_readers, self.measurement_readers, self.executor)
-        return any(executor.is_busy for executor in executors)
+        return any(executor.is_busy for executor in self._executors)
 
     def drain(self, seconds: float) -> None:
         """Refuse what comes, what has not begun, and what would not be done in so many seconds."""
         if self.follower is not None:
             self.follower.drain()
-        for executor in (self.readers, self.heavy_readers, self.measurement_readers, self.executor):
+        for executor in self._executors:
             executor.drain(seconds)
 
     def close(self) -> None:
         """End all threads."""
-        for executor in (self.readers, self.heavy_readers, self.measurement_readers, self.executor):
+        for executor in self._executors:
             executor.close()
 
 
@@ -216,15 +211,11 @@ class Caller:
             Whether the body holds measurements. No slice of their reading is a long one, for predict calls go first.
         """
         if units is None and not is_measured:
-            reading = Reading(read, size, expected=min(UNITS_PER_BYTE * size, _MAX_FIRST_SLICE))
+            reading = Reading(read(), size, expected=min(UNITS_PER_BYTE * size, _MAX_FIRST_SLICE))
         else:
-            reading = Reading(read, units or 1)
-        said: T = await self._read(engine.readers_of(size, is_measured), reading, size)
-        return said
-
-    async def _read(self, readers: Executor[Reading], reading: Reading, size: int) -> Any:
+            reading = Reading(read(), units or 1)
         if size <= _SMALL:
             self.left()
             if reading.advance(_INLINE):
                 return reading.result()
-        return await self.wait(readers, reading)
+        return await self.wait(engine.readers_of(size, is_measured), reading)
