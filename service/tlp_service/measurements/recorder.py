@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import pyarrow as pa
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from tlp_client.errors import InvalidInput, is_text
 from tlp_client.records import Record, RecordParser
@@ -101,7 +101,6 @@ class Recorder:
         self._dead_letters = DeadLetters(self._client)
         self._held = HeldBack(self._client, name)
         self._store = store
-        self._name = name
         self._parser, self._texts = RecordParser(), Texts()
         self._is_registered = False
         self._takes_pending = True
@@ -154,10 +153,7 @@ class Recorder:
 
     def _register(self) -> None:
         try:
-            try:
-                self._client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
-            except OutOfMemoryError:
-                self._client.eval(_CREATE_GROUP, 2, STREAM, PROBE, GROUP)
+            self._client.eval(_CREATE_GROUP, 2, STREAM, PROBE, GROUP)
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -198,9 +194,8 @@ class Recorder:
                 dead[id_] = str(error)
             except MemoryError:  # not the fault of the entry
                 raise
-            except (
-                Exception
-            ) as error:  # one entry that breaks the parser must not keep the others from being stored
+            except Exception as error:
+                # One entry that breaks the parser must not keep the others from being stored.
                 log.exception("entry %s of the measurement stream cannot be read", id_)
                 dead[id_] = f"it cannot be read: {type(error).__name__}"
         reasons: dict[str, Exception] = {}

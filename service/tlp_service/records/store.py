@@ -171,7 +171,7 @@ class RecordStore:
             os.replace(aside, new_part(folder.path))
         sync(folder.path)
         count = sum(path.name != RECORDS for path in folder.files())
-        if count >= _MAX_PARTS and count % _MAX_PARTS == 0:
+        if count and count % _MAX_PARTS == 0:
             self._compact_newest(folder)
 
     def _compact_newest(self, folder: PlatformFolder) -> None:

@@ -20,6 +20,23 @@ from tlp_service.records.schema import SCHEMA
 MAX_STEP_BYTES, MAX_STEP_ROWS = 16 << 20, 10_000
 #: Bytes of a column that are read from disk at a time.
 _READ_BYTES = 1 << 18
+#: The types that hold texts, and those that hold lists.
+_TEXTS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 
 
 class StoredFile:
@@ -189,25 +206,11 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_string_view(type_)
-        or pa.types.is_binary(type_)
-        or pa.types.is_large_binary(type_)
-        or pa.types.is_binary_view(type_)
-        or pa.types.is_fixed_size_binary(type_)
-    )
+    return any(is_one(type_) for is_one in _TEXTS)
 
 
 def _is_list(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(type_)
-        or pa.types.is_large_list(type_)
-        or pa.types.is_fixed_size_list(type_)
-        or pa.types.is_list_view(type_)
-        or pa.types.is_large_list_view(type_)
-    )
+    return any(is_one(type_) for is_one in _LISTS)
 
 
 def _text_columns(footer: pq.FileMetaData) -> list[str]:
