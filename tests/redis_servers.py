@@ -5,7 +5,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from pathlib import Path
 
+import pytest
 import redis
 from serving import until
 
@@ -18,6 +20,13 @@ def binaries():
     if path := shutil.which("redis-server"):
         found["redis"] = path
     return found
+
+
+def binary_of(name):
+    """Return the path of a server by its name, or skip the test where it is not installed."""
+    if name not in (found := binaries()):
+        pytest.skip(f"no {name}-server on the PATH")
+    return Path(found[name])
 
 
 @contextlib.contextmanager

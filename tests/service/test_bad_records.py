@@ -14,7 +14,6 @@ from tlp_service.features.published import PUBLISHED
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platforms import OnePlatform, PlatformTable
 from tlp_service.records.reader import part_of_store, stored_records
-from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets, valid_records
 from tlp_service.training.encoders import PublishedEncoder
@@ -31,11 +30,6 @@ def line(stage=1, costs=(0.1,), error_no=0, key='["w"]', target="llvm", steps=No
 
 #: two candidates that nothing is wrong with, the later stage twice as fast
 GOOD = [line(1, [0.2]), line(2, [0.1])]
-
-
-@pytest.fixture
-def store(tmp_path):
-    return RecordStore.create(tmp_path / "store")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """A platform that the record store refuses keeps no other waiting, and loses nothing. Kind of fault: one refused item takes the others along."""
 
-import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
-import redis
+from redis_servers import binary_of
 
 from tlp_service.errors import NotAllStored
 from tlp_service.measurements import held_back
@@ -15,28 +13,12 @@ from tlp_service.measurements.entry_ids import after, before
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.records.reader import stored_records
-from tlp_service.records.store import RecordStore
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])
 def url(request, tmp_path_factory):
-    binary = shutil.which("redis-server") if request.param == "redis" else None
-    if request.param == "redis" and binary is None:
-        pytest.skip("no redis-server on the PATH")
-    with embedded_redis(tmp_path_factory.mktemp("redis"), binary and Path(binary)) as url:
+    with embedded_redis(tmp_path_factory.mktemp("redis"), binary_of(request.param)) as url:
         yield url
-
-
-@pytest.fixture
-def client(url):
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        client.delete(STREAM, DEAD)
-        yield client
-
-
-@pytest.fixture
-def store(tmp_path):
-    return RecordStore.create(tmp_path / "store")
 
 
 class Clock:

@@ -3,19 +3,18 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
+from redis_servers import binary_of
 from serving import HANG_S
 
 from tlp_client.records import RecordParser
@@ -37,23 +36,8 @@ def url(request, tmp_path_factory):
             pytest.skip("TLP_TEST_REDIS_URL names no server")
         yield os.environ["TLP_TEST_REDIS_URL"]
         return
-    binary = shutil.which("redis-server") if request.param == "redis" else None
-    if request.param == "redis" and binary is None:
-        pytest.skip("no redis-server on the PATH")
-    with embedded_redis(tmp_path_factory.mktemp("redis"), binary and Path(binary)) as url:
+    with embedded_redis(tmp_path_factory.mktemp("redis"), binary_of(request.param)) as url:
         yield url
-
-
-@pytest.fixture
-def client(url):
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        client.delete(STREAM, DEAD)
-        yield client
-
-
-@pytest.fixture
-def store(tmp_path):
-    return RecordStore.create(tmp_path / "store")
 
 
 @pytest.fixture

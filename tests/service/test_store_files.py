@@ -17,7 +17,6 @@ import redis
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
 from tlp_service.errors import BadRecords, DamagedRecords
-from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import Recorder
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.records import store as store_module
@@ -170,12 +169,6 @@ def test_a_file_that_cannot_be_cast_is_set_aside_and_named_in_one_line(store, me
     assert "\n" not in line
     assert {path.name for path in good.parent.iterdir()} == {good.name, f"{bad.name}.damaged"}
     assert imported(store, measured_lines[:5]) == {"epyc": 2}
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with embedded_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 @pytest.mark.parametrize("how", ["large strings", "one more", "no line", "a null", "two of a name"])

@@ -17,7 +17,6 @@ from tlp_service.records.importer import import_logs
 from tlp_service.records.platforms import OnePlatform
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import REPEATED, SCHEMA, Rows, Texts
-from tlp_service.records.store import RecordStore
 from tlp_service.records.stored_file import MAX_STEP_BYTES, value_bytes
 
 #: Megabytes by which a reading or importing process may grow: a few steps, and what the allocators keep.
@@ -41,11 +40,6 @@ else:
 print(found)
 print(grown() - before)
 """
-
-
-@pytest.fixture
-def store(tmp_path):
-    return RecordStore.create(tmp_path / "store")
 
 
 def grown(store, command):

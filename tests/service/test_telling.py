@@ -17,24 +17,10 @@ from tlp_client.records import RecordParser
 from tlp_service.learning import telling
 from tlp_service.learning.quality import Quality
 from tlp_service.learning.telling import Teller
-from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import Moved, Recorder
 from tlp_service.measurements.stream import QUALITY, STREAM, Entry
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with embedded_redis(tmp_path_factory.mktemp("valkey")) as url:
-        yield url
-
-
-@pytest.fixture
-def client(url):
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        client.delete(STREAM, QUALITY)
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -17,34 +17,14 @@ from tlp_service.learning import standings as standings_module
 from tlp_service.learning import trainer as trainer_module
 from tlp_service.learning.lease import leased
 from tlp_service.learning.outcome import Outcome
-from tlp_service.learning.standings import REFUSED, TRAINED, TRYING
+from tlp_service.learning.standings import REFUSED, TRAINED
 from tlp_service.learning.trainer import LEASE, Trainer
-from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
-from tlp_service.records.store import RecordStore
 from tlp_service.serve import _wants_trainer
 from tlp_service.settings import read_settings
 from tlp_service.versions.registry import Registry
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with embedded_redis(tmp_path_factory.mktemp("valkey")) as url:
-        yield url
-
-
-@pytest.fixture
-def client(url):
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        client.delete(LEASE, TRAINED, REFUSED, TRYING, QUALITY)
-        yield client
-
-
-@pytest.fixture
-def store(tmp_path):
-    return RecordStore.create(tmp_path / "store")
 
 
 @pytest.fixture

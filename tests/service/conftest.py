@@ -1,0 +1,26 @@
+"""Fixtures for the service's tests: a running stream, a client that finds no keys of earlier tests, an empty store."""
+
+import pytest
+import redis
+
+from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.records.store import RecordStore
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with embedded_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        if keys := list(client.scan_iter("{tlp}:*")):
+            client.delete(*keys)
+        yield client
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RecordStore.create(tmp_path / "store")
