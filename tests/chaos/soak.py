@@ -23,6 +23,7 @@ import urllib3
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import shapes
+from mutations import damaged_bytes
 from serving import Server, children_of
 
 from tlp_service.settings import shipped_model
@@ -150,7 +151,7 @@ def other_part(load):
     def break_one(chance):
         route = chance.choice(["/v1/predict", "/v1/measurements?worker=broken"])
         kind = chance.choice([shapes.JSON, shapes.NDJSON])
-        body = shapes.broken(chance, chance.choice(whole))
+        body = damaged_bytes(chance, chance.choice(whole))
         load.send("broken", "POST", route, body, {"Content-Type": kind, "tlp-client": "broken"})
 
     def hurt(chance):

@@ -185,17 +185,20 @@ def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other
     assert sorted(service.kept) == sorted(f"id-{n}" for n in range(9))
 
 
+#: Options of an outbox that hardly pauses, but sets letters aside for longer than a test takes.
+LONG_ASIDE = {
+    "first_pause_s": 0.0001,
+    "longest_pause_s": 0.0002,
+    "first_aside_s": 1e6,
+    "longest_aside_s": 4e6,
+}
+
+
 @pytest.mark.parametrize("silence", SILENCES, ids=str)
 def test_a_letter_that_ends_the_server_is_tried_ever_less_often(service, silence, caplog):
     """It stayed at the head of the queue, so the server was ended again and again, and no other letter was sent."""
     service.refusals = {"id-2": silence}
-    pauses = {
-        "first_pause_s": 0.0001,
-        "longest_pause_s": 0.0002,
-        "first_aside_s": 1e6,
-        "longest_aside_s": 4e6,
-    }
-    box = Outbox(service, "w", batch=4, exit_wait_s=0, **pauses)
+    box = Outbox(service, "w", batch=4, exit_wait_s=0, **LONG_ASIDE)
     box.put(letters(*range(4)), "v1")
     for n in range(4, 200):  # the search goes on
         box.put(letters(n), "v1")
@@ -217,13 +220,7 @@ def test_a_letter_that_ends_the_server_is_tried_ever_less_often(service, silence
 
 def test_after_an_outage_letters_wait_no_longer_than_without(service):
     service.faults = [Unreachable("down")] * 40
-    pauses = {
-        "first_pause_s": 0.0001,
-        "longest_pause_s": 0.0002,
-        "first_aside_s": 1e6,
-        "longest_aside_s": 4e6,
-    }
-    box = Outbox(service, "w", batch=4, exit_wait_s=0, **pauses)
+    box = Outbox(service, "w", batch=4, exit_wait_s=0, **LONG_ASIDE)
     for n in range(12):
         box.put(letters(n), f"v{n % 3}")
     until(box, lambda: box.waiting == 0)  # without a flush, which recalls what was set aside

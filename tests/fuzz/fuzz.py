@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "chaos")]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import mutations
 import shapes

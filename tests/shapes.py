@@ -134,29 +134,6 @@ def hostile(chance):
     return name, route, body, headers
 
 
-def broken(chance, body):
-    """Return a body with some bytes changed, removed, duplicated or cut off."""
-    damaged = bytearray(body)
-    for _ in range(chance.randint(1, 4)):
-        at, length = chance.randrange(len(damaged) + 1), chance.choice([1, 1, 2, 8, 64])
-        match chance.randrange(5):
-            case 0:
-                damaged[at : at + length] = chance.randbytes(length)
-            case 1:
-                del damaged[at : at + length]
-            case 2:
-                damaged[at:at] = damaged[at : at + length]
-            case 3:
-                damaged[at:at] = chance.choice(_ODD)
-            case _:
-                del damaged[at + length * 100 :]
-    return bytes(damaged)
-
-
-#: Byte strings that confuse parsers.
-_ODD = [b"NaN", b"-1", b"1e999", b"9" * 400, b"null", b"[]", b"{}", b'""', b"\\u0000", b"\xff", b"\xed\xa0\x80", b"2e9", b"true", b"18446744073709551616", b"-0.0", b'"\\ud800"', b"\xef\xbb\xbf", b"\n", b"\r\n\n"]  # fmt: skip
-
-
 def hostile_connection(chance, port, seconds):
     """Open a connection that pipelines without reading, stops within head or body, or sends nothing."""
     requests = {
