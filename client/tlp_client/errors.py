@@ -109,7 +109,7 @@ class Refused(ServiceError):
 
     @property
     def remedy(self) -> str:
-        """What the user can do about the error. It depends on the status, since later servers may have codes that are unknown here."""
+        """Advice for the user. It depends on the status, since later servers may have codes that are unknown here."""
         if self.is_transient:
             return "the service may answer later; see its log"
         if self.status in (401, 403, 407):

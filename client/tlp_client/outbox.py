@@ -99,9 +99,8 @@ class Outbox:
         self._recall_at = 0.0
         self._flushes = 0  # that wait
         self._warned: set[object] = set()  # kinds of refusals, until all that was refused got through
-        self._gone_ids: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # of the last that went; a dict is slow to find its oldest
+        # Of the last letters that were sent. A plain dict is slow to find its oldest key.
+        self._gone_ids: OrderedDict[str, None] = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
         self._hurry = threading.Event()  # cuts a pause short

@@ -110,7 +110,7 @@ def sizes_of(primitive: Primitive) -> int:
         return 1 + len(primitive.args[3])  # type: ignore[arg-type]  # `read_primitive` checks it
     if primitive.kind == "FSP":
         return _SIZES_OF_FOLLOWER
-    return len(primitive.args[2]) if primitive.kind == "FFSP" else 0  # type: ignore[arg-type]
+    return len(primitive.args[2]) if primitive.kind == "FFSP" else 0  # type: ignore[arg-type]  # as above
 
 
 def check_candidate(primitives: Sequence[Primitive]) -> None:

@@ -199,7 +199,7 @@ class _Used:
 
     def request(self, *arguments: Any, **options: Any) -> None:
         self._tell()  # of a connection that was kept; else there is no socket yet
-        super().request(*arguments, **options)  # type: ignore[misc]
+        super().request(*arguments, **options)  # type: ignore[misc]  # as above
 
     def _tell(self) -> None:
         exchange = threading.current_thread()

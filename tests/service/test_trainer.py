@@ -29,7 +29,7 @@ from tlp_service.versions.registry import Registry
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What stands in for the step: it notes that it was made, and holds the lease while it is."""
+    """A fake of the training step, which notes that it was called and holds the lease meanwhile."""
     made = []
 
     def learn(store, registry, platforms, may_publish):

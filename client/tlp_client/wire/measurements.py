@@ -123,7 +123,7 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
     document : object
         What the parser made of it.
     read : callable
-        Returns the record of what stands in its place, or raises `InvalidInput`; for records that are still text.
+        Returns the record of an entry, or raises `InvalidInput`; for records that are still text.
 
     Raises
     ------
@@ -152,12 +152,12 @@ class MeasurementReader:
     document : object
         What a JSON parser made of the request. The entries need not have been decoded yet.
     read : callable
-        Returns the record of what stands in its place, or raises `InvalidInput`.
+        Returns the record of an entry, or raises `InvalidInput`.
 
     Attributes
     ----------
     entries : list
-        What stands in ``records``.
+        The entries of ``records``.
     errors : list of (int, str)
         Position and fault of each invalid entry that was read so far.
 

@@ -29,7 +29,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class _Phase(Enum):
-    """What a connection is waiting for."""
+    """States of a connection, by what it is waiting for."""
 
     SILENT = auto()  # the first byte
     HEAD = auto()  # the rest of a head

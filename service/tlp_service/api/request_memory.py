@@ -91,7 +91,7 @@ class Reservation:
 
     @property
     def decoding(self) -> DecodeMemory:
-        """What bounds the memory of decoded bodies."""
+        """The bound of the memory of decoded bodies."""
         return self._memory.decoding
 
     def grow(self, more: int) -> bool:

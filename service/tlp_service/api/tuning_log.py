@@ -104,7 +104,7 @@ def lines_in_steps(
     Parameters
     ----------
     take : callable
-        Gets what each step has read: line numbers, from 1, and what stands there.
+        Is called with what each step has read: line numbers, from 1, and for each a record or a refusal.
 
     Raises
     ------

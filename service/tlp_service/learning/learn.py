@@ -89,12 +89,11 @@ def learn(
                 made += step.learn(store, platform, report, files)
             except Refusal as refusal:
                 refusals.append(refusal)
-        if made:
-            for one in refusals:  # without any network, the last refusal is returned
-                log.info("not learned: %s", one)
         if not made:
             last = refusals[-1] if refusals else Refusal("refused", TOO_FEW)
             return Outcome(None, False, str(last), last.state)
+        for one in refusals:
+            log.info("not learned: %s", one)
         accepted = [found for found in made if found.verdict.is_accepted]
         written = step.write(accepted or made, made, report, files, Path(scratch, "version"))
         if not may_publish():

@@ -91,9 +91,8 @@ class Quality:
     def _score(self) -> None:
         """Score what has come in, and take it into its windows."""
         for key in list(self._unscored):
-            came = self._unscored.pop(
-                key
-            )  # before scoring, so that a failing batch is not scored again and again
+            # Removed before it is scored, so that a failing batch is not scored again and again.
+            came = self._unscored.pop(key)
             platform, version = key
             scorer = self._scorer_of(version)
             if scorer is None:  # any worker can name versions

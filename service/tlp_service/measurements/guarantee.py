@@ -13,7 +13,7 @@ MIN_REDIS = (6, 2)
 _EXPECTED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
 #: Value of a setting that could not be read.
 _UNKNOWN = "not known, for CONFIG GET is not allowed"
-#: Stands in for the answer of INFO if the server does not allow it.
+#: Used as the answer of INFO if the server does not allow that command.
 _NO_INFO = dict.fromkeys(
     ("aof_enabled", "maxmemory", "maxmemory_policy", "role", "redis_version"),
     "not known, for INFO is not allowed",

@@ -34,5 +34,5 @@ def is_store(path: Path) -> bool:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether a file may stand in a folder that is about to become a store: its maker's, who may have been killed."""
+    """Return whether a folder with this file may become a store: it belongs to a maker, which may have been killed."""
     return name == LOCK or name.startswith(f".{NOTE}.")

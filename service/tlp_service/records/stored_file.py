@@ -169,7 +169,7 @@ def in_steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the bytes of each value of a column in memory; a value of a dictionary counts at each occurrence."""
     if pa.types.is_dictionary(column.type):
-        of_values = np.append(value_bytes(column.dictionary), 0)  # the last element stands for null
+        of_values = np.append(value_bytes(column.dictionary), 0)  # the last element is that of null
         places = column.indices.cast(pa.int64()).fill_null(len(of_values) - 1)
         return np.asarray(of_values[np.asarray(places)], np.int64)
     if _is_list(column.type):

@@ -267,9 +267,8 @@ class Executor(Generic[W]):
                 p.job for p in slices if self._queue.returned(p, seconds * p.count / total, p.job.work.more)
             ]
             if any(part.first < part.job.opening or part.job.work.more for part in slices):
-                self._changed.notify(
-                    len(self._threads)
-                )  # there is new work: candidates after an opening, or units that the slice found
+                # There is new work: candidates after an opening, or units that the slice found.
+                self._changed.notify(len(self._threads))
         for job in done:
             try:
                 result = job.work.result()

@@ -186,9 +186,9 @@ def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -
         return {}
     starts = np.cumsum(request.lengths) - request.lengths
     places = np.flatnonzero(np.isin(request.indices, list(broken)))
-    candidates, firsts = np.unique(
-        np.searchsorted(starts, places, side="right") - 1, return_index=True
-    )  # a candidate without primitives begins where the next one does; the search finds the next one
+    # A candidate without primitives begins where the next one does; the search finds the next one.
+    of_places = np.searchsorted(starts, places, side="right") - 1
+    candidates, firsts = np.unique(of_places, return_index=True)
     steps = places[firsts] - starts[candidates]
     return {
         candidate: f", primitive {step}: {broken[index]}"

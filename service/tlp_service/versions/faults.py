@@ -1,4 +1,4 @@
-"""What is wrong with a registry or a version, in words that name no path or URL: whoever asks over HTTP need not know these."""
+"""Faults of a registry or a version. Their texts name no path or URL, since clients read them over HTTP."""
 
 from __future__ import annotations
 
