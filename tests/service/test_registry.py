@@ -16,8 +16,9 @@ from tlp_service.cli import main
 from tlp_service.errors import BadVersion, UnknownName, VersionRefused
 from tlp_service.versions.journal import Activation, Journal, Mark
 from tlp_service.versions.manifest import read_manifest
-from tlp_service.versions.places import ACTIVE, place_of
 from tlp_service.versions.registry import Registry
+from tlp_service.versions.storage import ACTIVE
+from tlp_service.versions.storages import storage_of
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +107,11 @@ def test_a_version_that_is_not_there_is_not_activated(full, name):
 
 def test_a_version_whose_files_are_damaged_is_not_activated(full, url):
     registry, (one, *_) = full
-    place = place_of(url)
-    if hasattr(place, "_write"):
-        place._write(f"{one}/cpu.onnx", b"cut")
+    storage = storage_of(url)
+    if hasattr(storage, "_write"):
+        storage._write(f"{one}/cpu.onnx", b"cut")
     else:
-        (place._path / one / "cpu.onnx").write_bytes(b"cut")
+        (storage._path / one / "cpu.onnx").write_bytes(b"cut")
     with pytest.raises(VersionRefused, match="damaged"):
         registry.activate(one, "me")
 
@@ -286,7 +287,7 @@ def test_pruning_removes_a_link_and_leaves_what_it_leads_to(on_disk, sources, tm
     (folder / sources[1].name).symlink_to(elsewhere)
     registry.prune(0, 0)
     if (folder / sources[1].name).is_symlink():  # fsspec doesn't list links
-        registry._place.remove(sources[1].name)
+        registry._storage.remove(sources[1].name)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == []
     assert read_manifest(elsewhere) == read_manifest(sources[1])
 
@@ -335,7 +336,7 @@ def test_a_document_that_is_too_large_is_refused_before_it_is_kept(on_disk, sour
         registry.journal() if name == ACTIVE else registry.manifest(sources[0].name)
 
 
-def test_a_network_that_is_too_large_is_not_copied_from_a_remote_place(tmp_path, sources):
+def test_a_network_that_is_too_large_is_not_copied_from_a_remote_storage(tmp_path, sources):
     registry = Registry(f"local://{tmp_path}/registry")
     registry.publish(sources[0])
     with (tmp_path / "registry" / sources[0].name / "cpu.onnx").open("r+b") as file:
@@ -347,7 +348,7 @@ def test_a_network_that_is_too_large_is_not_copied_from_a_remote_place(tmp_path,
         pytest.fail("it was lent")
 
 
-def test_only_the_files_that_the_manifest_names_are_copied_from_a_remote_place(tmp_path, sources):
+def test_only_the_files_that_the_manifest_names_are_copied_from_a_remote_storage(tmp_path, sources):
     registry = Registry(f"local://{tmp_path}/registry")
     registry.publish(sources[0])
     (tmp_path / "registry" / sources[0].name / "core.dump").write_bytes(b"x")
@@ -423,7 +424,7 @@ def test_the_command_publishes_activates_and_rolls_back(tmp_path, sources, capsy
 def test_a_writer_that_is_stopped_with_the_lock_keeps_others_for_a_while_only(tmp_path, sources, monkeypatch):
     registry = Registry(tmp_path)
     name = registry.publish(sources[0])
-    monkeypatch.setattr("tlp_service.versions.folder_place._LOCK_S", 0.1)
+    monkeypatch.setattr("tlp_service.versions.folder_storage._LOCK_S", 0.1)
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="another process holds the lock"):

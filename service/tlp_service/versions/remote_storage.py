@@ -17,7 +17,7 @@ from tlp_service.versions.manifest import (
     Manifest,
     parse_manifest,
 )
-from tlp_service.versions.place import ACTIVE, Place
+from tlp_service.versions.storage import ACTIVE, RegistryStorage
 
 #: Bytes that are copied at a time; most networks are smaller.
 _BLOCK_BYTES = 16 << 20
@@ -26,7 +26,7 @@ _BLOCK_BYTES = 16 << 20
 _MAX_TRIES = 5
 
 
-class Remote(Place):
+class RemoteStorage(RegistryStorage):
     """A registry behind a URL that fsspec can open, such as a bucket. Its credentials are those of fsspec's own configuration.
 
     No lock reaches everybody here. Who changes the document reads it again, and changes it anew where another
