@@ -28,14 +28,14 @@ from timing import median_and_range, seconds_of
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import index_primitives, request_of
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import read_weights
-from tlp_service.models.published import PublishedNetwork
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.network import usable_cpus
-from tlp_service.scoring.plan import Plan
+from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.network import usable_cpus
+from tlp_service.engine.plan import Plan
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.serve import start_engine
 from tlp_service.settings import Settings, shipped_model
+from tlp_service.training.export import read_weights
 
 #: of the padded network
 CHUNKS = {"cpu": (16, 32, 64, 256), "cuda": (256, 512, 1024)}

@@ -23,10 +23,10 @@ from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.wire.predict import index_primitives
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.plan import Plan
 from tlp_service.evaluation.ranking import rank_tasks
-from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.settings import shipped_model
 
 #: parameters of the layers with 256 inputs that run once a place

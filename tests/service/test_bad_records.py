@@ -10,7 +10,7 @@ from models import write_linear_version
 
 from tlp_service.cli import main
 from tlp_service.evaluation.evaluate import evaluate
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platforms import OnePlatform, PlatformTable
 from tlp_service.records.reader import part_of_store, stored_records

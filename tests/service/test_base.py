@@ -19,12 +19,19 @@ from tlp_client.errors import InvalidRequest
 from tlp_client.primitives import MAX_STEPS, Primitive, read_primitive
 from tlp_client.wire.predict import read_predict
 from tlp_service.errors import BadRecords, BadVersion, InvalidBody
-from tlp_service.features import base, skeleton
-from tlp_service.features.task import _A_NUMBER, _KEY_NUMBERS, PLATFORMS, TASK_WIDTH, _describe, task_row
-from tlp_service.models.base import BaseNetwork, Pieces
-from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
+from tlp_service.families.loopnest import features, skeleton
+from tlp_service.families.loopnest.network import BaseNetwork, Pieces
+from tlp_service.families.loopnest.task import (
+    _A_NUMBER,
+    _KEY_NUMBERS,
+    PLATFORMS,
+    TASK_WIDTH,
+    _describe,
+    task_row,
+)
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import TrainingSet, TrainingTask
+from tlp_service.training.export import Sample, check_equal, export_onnx, read_weights
 from tlp_service.training.presets import PRESETS
 from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
@@ -48,7 +55,7 @@ def nests_of(*candidates):
     distinct = {}
     indices = [distinct.setdefault(p, len(distinct)) for candidate in candidates for p in candidate]
     lengths = np.array([len(candidate) for candidate in candidates], dtype=np.int64)
-    return base.nests(list(distinct), np.array(indices, dtype=np.int64), lengths)
+    return features.nests(list(distinct), np.array(indices, dtype=np.int64), lengths)
 
 
 def index_of(candidates):
@@ -69,7 +76,7 @@ def test_a_nest_by_hand():
     assert nest[loops : loops + 3].tolist() == [4 / 8, 2 / 8, 0]  # loops from the innermost
     cumulated = loops + skeleton.LOOPS
     assert nest[cumulated : cumulated + 3].tolist() == [4 / 8, 6 / 8, 6 / 8]
-    assert nest.shape == (base.NEST_WIDTH,)
+    assert nest.shape == (features.NEST_WIDTH,)
 
 
 def test_sizes_that_are_no_sizes_count_as_one():
@@ -162,7 +169,7 @@ def test_one_request_is_computed_in_steps_each_of_which_replays_one_skeleton_at_
     monkeypatch.setattr(skeleton, "_replayed", lambda steps: replayed.append(len(steps)) or replay(steps))
     skeleton.SKELETONS.clear()
     request_ = request(new_skeletons(30))
-    steps = base.nests_in_steps(request_.primitives, request_.indices, request_.lengths)
+    steps = features.nests_in_steps(request_.primitives, request_.indices, request_.lengths)
     replayed_before, costs = [], []
     with contextlib.suppress(StopIteration):
         while True:
@@ -171,14 +178,14 @@ def test_one_request_is_computed_in_steps_each_of_which_replays_one_skeleton_at_
     assert sorted(set(replayed_before)) == list(range(30))
     assert len(replayed) == 30
     # A step that replays is recognised by its cost, which only the step per block exceeds.
-    assert costs.count(base._SKELETON_COST + 40 * base._REPLAY_COST) == 30
+    assert costs.count(features._SKELETON_COST + 40 * features._REPLAY_COST) == 30
 
 
 def test_many_places_are_laid_out_in_blocks_that_are_steps():
-    steps = list(base.nests_in_steps(*index_of([[["CI", 0]] * 500] * 1000)))
-    replayed = base._SKELETON_COST + 500 * base._REPLAY_COST
-    blocks = [cost for cost in steps if cost > base._BLOCK_COST and cost != replayed]
-    assert len(blocks) == math.ceil(500 * 1000 / (base._BLOCK_PLACES // 500 * 500))
+    steps = list(features.nests_in_steps(*index_of([[["CI", 0]] * 500] * 1000)))
+    replayed = features._SKELETON_COST + 500 * features._REPLAY_COST
+    blocks = [cost for cost in steps if cost > features._BLOCK_COST and cost != replayed]
+    assert len(blocks) == math.ceil(500 * 1000 / (features._BLOCK_PLACES // 500 * 500))
     assert max(steps) <= 1 << 20  # about 20 ms
 
 
@@ -186,7 +193,7 @@ def test_what_is_kept_of_replayed_skeletons_is_bounded_in_bytes(monkeypatch):
     """Ten times the bound: the cache counted skeletons, and a made-up one is twenty times as large as an ordinary one."""
     bound = 50_000
     few = skeleton._Skeletons(bound)
-    monkeypatch.setattr(base, "SKELETONS", few)
+    monkeypatch.setattr(features, "SKELETONS", few)
     kept = []
     nests = []
     for candidate in new_skeletons(150, steps=60):
@@ -319,8 +326,8 @@ def test_the_weights_are_read_back(trained, version):
 
 
 def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
-    monkeypatch.setattr(base, "NEST_WIDTH", base.NEST_WIDTH + 1)
-    with pytest.raises(BadVersion, match=rf"its features 'base' are {TASK_WIDTH} x {base.NEST_WIDTH}"):
+    monkeypatch.setattr(features, "NEST_WIDTH", features.NEST_WIDTH + 1)
+    with pytest.raises(BadVersion, match=rf"its features 'base' are {TASK_WIDTH} x {features.NEST_WIDTH}"):
         Scorer(version[0])
 
 
@@ -346,7 +353,7 @@ def test_a_piece_rises_in_a_line_and_is_flat_outside():
 
 
 def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
-    nests = np.zeros((9, base.NEST_WIDTH), dtype=np.float16)
+    nests = np.zeros((9, features.NEST_WIDTH), dtype=np.float16)
     nests[4, 7] = 1
     network = BaseNetwork(TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests).float()), **SMALL).eval()
     sample = Sample(task_row("[]", 0)[None], np.zeros((9, 1), dtype=np.int32), nests)
@@ -361,7 +368,7 @@ def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
 def test_members_are_networks_of_their_own(trained):
     """The mean of the members is the score; changing one changes its share only."""
     generator = torch.Generator().manual_seed(0)
-    nests = torch.rand(5, base.NEST_WIDTH, generator=generator)
+    nests = torch.rand(5, features.NEST_WIDTH, generator=generator)
     table, positions = (
         torch.rand(2, TASK_WIDTH, generator=generator),
         torch.tensor([[0], [1], [0], [1], [0]]),

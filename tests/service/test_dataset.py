@@ -5,9 +5,9 @@ import pytest
 
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadRecords, BadSettings
-from tlp_service.features import base
-from tlp_service.features.published import PUBLISHED
-from tlp_service.features.task import PLATFORMS, task_row
+from tlp_service.families.loopnest import features
+from tlp_service.families.loopnest.task import PLATFORMS, task_row
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.records.files import log_files
 from tlp_service.records.platforms import PlatformTable
 from tlp_service.training.dataset import (
@@ -173,7 +173,7 @@ def test_base_encodes_tasks_and_nests():
         ("y", '["b"]'),
     ]
     assert [t.positions.tolist() for t in whole.tasks] == [[[n]] * 2 for n in range(4)]
-    assert {t.values.shape for t in whole.tasks} == {(2, base.NEST_WIDTH)}
+    assert {t.values.shape for t in whole.tasks} == {(2, features.NEST_WIDTH)}
     np.testing.assert_array_equal(whole.table[2], task_row('["a"]', 2))
 
 

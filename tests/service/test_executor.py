@@ -9,13 +9,13 @@ import pytest
 from models import write_linear_onnx
 from serving import HANG_S
 
+from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.plan import Plan
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
 
 STEPS = 25
 

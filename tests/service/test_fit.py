@@ -12,10 +12,10 @@ import torch
 
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.models.export import read_weights
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
+from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training import fit as fit_module
 from tlp_service.training.dataset import ImportReport, build_sets
+from tlp_service.training.export import read_weights
 from tlp_service.training.fit import fit, predict_task
 from tlp_service.training.parallel import average_gradients
 from tlp_service.training.presets import PRESETS, preset_named

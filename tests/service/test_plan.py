@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.scoring.plan import NestPlan, Plan, join
+from tlp_service.engine.plan import NestPlan, Plan, join
 
 
 def plan_of(candidates, steps):

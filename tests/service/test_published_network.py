@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from tlp_client.primitives import read_primitive
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.plan import Plan
 from tlp_service.errors import BadVersion
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models import export
-from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork, SelfAttention
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork, SelfAttention
+from tlp_service.training import export
+from tlp_service.training.export import Sample, check_equal, export_onnx, read_weights
 
 #: the published network reads rows only
 NO_VALUES = np.empty((64, 0), dtype=np.float32)

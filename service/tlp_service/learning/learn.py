@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadVersion
-from tlp_service.features.task import platform_column
+from tlp_service.families.loopnest.task import platform_column
 from tlp_service.learning.division import TOO_FEW, check_costs, divide
 from tlp_service.learning.gate import HeldBack, Verdict, judge
 from tlp_service.learning.outcome import Outcome, Refusal

@@ -12,13 +12,13 @@ import numpy.typing as npt
 from tlp_client.primitives import MAX_STEPS, Primitive, too_many_steps
 from tlp_client.tasks import target_names
 from tlp_client.wire.predict import PredictRequest
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.plan import AnyPlan, NestPlan, Plan
 from tlp_service.errors import BadVersion
-from tlp_service.features import base
-from tlp_service.features.published import PUBLISHED
-from tlp_service.features.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.families.loopnest import features as loopnest_features
+from tlp_service.families.loopnest.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.scheduling.steps import Steps
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import AnyPlan, NestPlan, Plan
 from tlp_service.versions.manifest import Network
 
 
@@ -85,7 +85,7 @@ def empty_inputs(network: OnnxNetwork) -> Inputs:
     table = np.zeros((1, network.row_width), dtype=np.float32)
     nothing, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
     if network.nest_width:
-        return Inputs(table, NestPlan(base.nests([], none, nothing)))
+        return Inputs(table, NestPlan(loopnest_features.nests([], none, nothing)))
     return Inputs(table, Plan.of(none, nothing, network.steps))
 
 
@@ -98,7 +98,7 @@ def check_features(network: Network, loaded: OnnxNetwork) -> None:
         If shapes differ.
     """
     if network.features == "base":
-        expected = (TASK_WIDTH, base.NEST_WIDTH)
+        expected = (TASK_WIDTH, loopnest_features.NEST_WIDTH)
         actual = (loaded.row_width, loaded.nest_width)
         if len(network.platforms) > PLATFORMS:
             raise BadVersion(f"{network.file}: {len(network.platforms)} platforms, of {PLATFORMS}")
@@ -140,7 +140,9 @@ def _nests_of(requests: Sequence[PredictRequest]) -> Steps[list[_Nests]]:
             }
         )
     primitives = list(known) if len(requests) > 1 else requests[0].primitives
-    nests = yield from base.nests_in_steps(primitives, np.concatenate(indices), np.concatenate(lengths))
+    nests = yield from loopnest_features.nests_in_steps(
+        primitives, np.concatenate(indices), np.concatenate(lengths)
+    )
     ends = np.cumsum([len(counts) for counts in lengths])
     return list(zip(np.split(nests, ends[:-1]), errors, strict=True))
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
+from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.network import Device, OnnxNetwork
+from tlp_service.engine.score_map import map_scores
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
 from tlp_service.scheduling.steps import Steps, finished
-from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.inputs import Inputs, check_features, empty_inputs, inputs_in_steps
-from tlp_service.scoring.network import Device, OnnxNetwork
-from tlp_service.scoring.score_map import map_scores
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
 from tlp_service.versions.platforms import choose_network
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
 from tlp_service.errors import BadRecords
-from tlp_service.features import base
-from tlp_service.features.published import PublishedFeatures
-from tlp_service.features.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.families.loopnest import features as loopnest_features
+from tlp_service.families.loopnest.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.families.published.features import PublishedFeatures
 
 #: (platform, workload) of a task
 TaskName = tuple[str, str]
@@ -119,5 +119,5 @@ class BaseEncoder(Encoder):
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
         """Return the task's row for each candidate, and their nests."""
         used, local = np.unique(indices, return_inverse=True)
-        nests = base.nests([self._primitives[n] for n in used], local, lengths)
+        nests = loopnest_features.nests([self._primitives[n] for n in used], local, lengths)
         return np.full((len(lengths), 1), task, dtype=np.int32), nests

@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from tlp_service.errors import TrainingDiverged
 from tlp_service.evaluation.ranking import Ranking, rank_tasks
-from tlp_service.features.task import platform_column
-from tlp_service.models.base import BaseNetwork
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
+from tlp_service.families.loopnest.network import BaseNetwork
+from tlp_service.families.loopnest.task import platform_column
+from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss, validity_loss

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from tlp_client.tasks import PlatformKind
+from tlp_service.engine.score_map import fit_score_map
 from tlp_service.evaluation.ranking import Ranking, random_ranking
-from tlp_service.models.base import BaseNetwork
-from tlp_service.models.export import Sample, export_onnx
-from tlp_service.scoring.score_map import fit_score_map
+from tlp_service.families.loopnest.network import BaseNetwork
 from tlp_service.training.dataset import TrainingSet, of_platforms
+from tlp_service.training.export import Sample, export_onnx
 from tlp_service.training.fit import AnyNetwork, Fit, FitSettings, fit, predict, rank_set, ranked_tasks
 from tlp_service.training.presets import Exported, Preset
 from tlp_service.training.validity import has_failures, validity_figures, validity_set

@@ -17,14 +17,14 @@ import torch
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadSettings, BadVersion
 from tlp_service.evaluation.ranking import rank_tasks
-from tlp_service.features import base
-from tlp_service.features.published import PUBLISHED
-from tlp_service.features.task import TASK_WIDTH, platform_column
-from tlp_service.models.base import BaseNetwork, Pieces
-from tlp_service.models.export import SingleNetwork, nest_width_of, read_weights
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
+from tlp_service.families.loopnest import features as loopnest_features
+from tlp_service.families.loopnest.network import BaseNetwork, Pieces
+from tlp_service.families.loopnest.task import TASK_WIDTH, platform_column
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.encoders import BaseEncoder, Encoder, HeadEncoder, PublishedEncoder
+from tlp_service.training.export import SingleNetwork, nest_width_of, read_weights
 from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task, ranked_tasks
 from tlp_service.versions.manifest import Network
 
@@ -187,9 +187,9 @@ class Base(Preset):
             with torch.no_grad():  # one that is not trained on is as one that is not known
                 network.task_in.weight[:, platform_column(0) :] = 0.0
             return network
-        if nest_width_of(source[1]) != base.NEST_WIDTH:
+        if nest_width_of(source[1]) != loopnest_features.NEST_WIDTH:
             raise BadVersion(
-                f"{source[1]}: reads {nest_width_of(source[1])} numbers a nest, not {base.NEST_WIDTH}"
+                f"{source[1]}: reads {nest_width_of(source[1])} numbers a nest, not {loopnest_features.NEST_WIDTH}"
             )
         try:
             network = BaseNetwork(TASK_WIDTH, **source[0].architecture)

@@ -6,11 +6,11 @@ import logging
 import socket
 from pathlib import Path
 
+from tlp_service.engine.calibration import Calibration, calibrate
+from tlp_service.engine.network import usable_cpus
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.scoring.calibration import Calibration, calibrate
-from tlp_service.scoring.loader import MAX_CPU_S, VersionLoader
-from tlp_service.scoring.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.serving.loader import MAX_CPU_S, VersionLoader
 from tlp_service.settings import Settings, shipped_model
 from tlp_service.versions.faults import without_folder
 from tlp_service.versions.manifest import read_manifest

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.network import Device, OnnxNetwork
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
-from tlp_service.scoring.candidates import Candidates
 from tlp_service.scoring.inputs import probe_inputs
-from tlp_service.scoring.network import Device, OnnxNetwork
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""``python -m tlp_service.scoring.trial``: loads and runs a version in a process that can be killed.
+"""``python -m tlp_service.serving.trial``: loads and runs a version in a process that can be killed.
 
 A network can compute without end, take all memory, or crash ONNX Runtime, and a thread cannot be stopped. So each version
-from a registry is tried here first. `tlp_service.scoring.loader` starts this process and reads its verdict.
+from a registry is tried here first. `tlp_service.serving.loader` starts this process and reads its verdict.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Literal
 import msgspec
 
 from tlp_service.children import die_with_parent
+from tlp_service.engine.calibration import Calibration, calibrate
+from tlp_service.engine.network import Device
 from tlp_service.errors import BadSettings
-from tlp_service.scoring.calibration import Calibration, calibrate
 from tlp_service.scoring.inputs import probe_inputs
-from tlp_service.scoring.network import Device
 from tlp_service.scoring.scorer import Scorer
 
 #: Candidates that each network scores. A network can loop for ever for some inputs only.

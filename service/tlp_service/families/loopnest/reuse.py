@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
-from tlp_service.features.loop_nest import PARALLEL, SIZES, VECTORIZE, Stage
+from tlp_service.families.loopnest.loop_nest import PARALLEL, SIZES, VECTORIZE, Stage
 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int8]

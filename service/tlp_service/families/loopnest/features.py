@@ -1,6 +1,6 @@
 """What `base` reads of a candidate: numbers of the loop nest that its schedule leaves behind.
 
-They are logarithms of loop extents and tile sizes, sums of them, and what its skeleton alone decides, see `tlp_service.features.skeleton`.
+They are logarithms of loop extents and tile sizes, sums of them, and what its skeleton alone decides, see `tlp_service.families.loopnest.skeleton`.
 They depend on the candidate only. Of the four stages with the most loops:
 
 - iterations in all, of each tile level of the spatial and of the reduction loops, and of the loops of each annotation;
@@ -8,7 +8,7 @@ They depend on the candidate only. Of the four stages with the most loops:
 - the tile sizes of the axis that is innermost;
 - its innermost loops: extent, extent of all from there inwards, what it runs over, tile level, vectorized, parallel.
 
-And what the loops of the first three unroll, and those of the first hold and must load, see `tlp_service.features.reuse`.
+And what the loops of the first three unroll, and those of the first hold and must load, see `tlp_service.families.loopnest.reuse`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
-from tlp_service.features import reuse
-from tlp_service.features.loop_nest import SIZES
-from tlp_service.features.skeleton import (
+from tlp_service.families.loopnest import reuse
+from tlp_service.families.loopnest.loop_nest import SIZES
+from tlp_service.families.loopnest.skeleton import (
     CONSTANTS,
     INNERMOST,
     LOOPS,

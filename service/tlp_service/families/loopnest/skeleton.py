@@ -1,7 +1,7 @@
 """A schedule without the sizes that a search draws, and what it makes of such sizes.
 
-The sums of logarithms that `tlp_service.features.base` names, the numbers that no size changes, and the parts of loops that
-`tlp_service.features.reuse` reads, each by the places of sizes. Skeletons are few, so each is replayed once.
+The sums of logarithms that `tlp_service.families.loopnest.features` names, the numbers that no size changes, and the parts of loops that
+`tlp_service.families.loopnest.reuse` reads, each by the places of sizes. Skeletons are few, so each is replayed once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import Primitive
-from tlp_service.features import reuse
-from tlp_service.features.loop_nest import (
+from tlp_service.families.loopnest import reuse
+from tlp_service.families.loopnest.loop_nest import (
     BOUND,
     FACTORS,
     MOST_LOOPS,
@@ -69,7 +69,7 @@ class Skeleton:
     constants : ndarray of float32
         What does not depend on sizes.
     parts, codes : ndarray of int
-        Sizes of which the loops are made, see `tlp_service.features.reuse.parts_of`.
+        Sizes of which the loops are made, see `tlp_service.families.loopnest.reuse.parts_of`.
     """
 
     sizes: npt.NDArray[np.int32]

@@ -15,11 +15,11 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.plan import Plan
 from tlp_service.errors import BadVersion
-from tlp_service.models.base import BaseForm, BaseNetwork
-from tlp_service.models.published import ATTENTION_HEADS, HIDDEN, DistinctForm, PublishedNetwork
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
+from tlp_service.families.loopnest.network import BaseForm, BaseNetwork
+from tlp_service.families.published.network import ATTENTION_HEADS, HIDDEN, DistinctForm, PublishedNetwork
 
 CHECKED_BATCHES = (1, 2, 7, 2048)
 TOLERANCE = 1e-5

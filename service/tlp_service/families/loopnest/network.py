@@ -126,7 +126,7 @@ class BaseNetwork(nn.Module):
     Parameters
     ----------
     task_width : int
-        Numbers of a task, see `tlp_service.features.task`.
+        Numbers of a task, see `tlp_service.families.loopnest.task`.
     pieces : Pieces or int
         What is read of a candidate's numbers; only how many pieces, where they are loaded with the weights.
     width, blocks, members : int
@@ -200,7 +200,7 @@ class BaseNetwork(nn.Module):
 
 
 class BaseForm(nn.Module):
-    """The network in the form that the engine runs, see `tlp_service.models.export`: tasks are encoded once a request.
+    """The network in the form that the engine runs, see `tlp_service.training.export`: tasks are encoded once a request.
 
     Parameters
     ----------

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from tlp_service.engine.calibration import Calibration
+from tlp_service.engine.network import Device
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.scoring.calibration import Calibration
-from tlp_service.scoring.network import Device
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.scoring.trial import Trial, Verdict
+from tlp_service.serving.trial import Trial, Verdict
 
 #: Seconds of processor time that a trial may take. Loading and running `base` takes less than one, and starting CUDA a few.
 MAX_CPU_S = 60
@@ -123,7 +123,7 @@ class VersionLoader:
         raise self._error(process.returncode, trial)
 
     def _spawn(self, trial: Trial) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tlp_service.scoring.trial", str(os.getpid())]
+        command = [sys.executable, "-m", "tlp_service.serving.trial", str(os.getpid())]
         with self._lock:
             if self._is_stopped:
                 raise OSError("the version is not loaded: the server is stopping")

@@ -99,7 +99,7 @@ class NestPlan:
     Parameters
     ----------
     nests : ndarray of float16, shape (candidates, W)
-        See `tlp_service.features.base.nests`.
+        See `tlp_service.families.loopnest.features.nests`.
     """
 
     nests: npt.NDArray[np.float16]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.monitoring import Metrics
-from tlp_service.scoring.arrivals import Arrivals
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.scoring.versions import Versions
+from tlp_service.serving.arrivals import Arrivals
+from tlp_service.serving.versions import Versions
 from tlp_service.versions.faults import without_folder
 from tlp_service.versions.journal import Journal
 from tlp_service.versions.registry import Registry

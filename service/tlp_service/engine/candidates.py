@@ -10,10 +10,10 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from tlp_service.engine.network import Encoded, OnnxNetwork
+from tlp_service.engine.plan import AnyPlan, join
 from tlp_service.errors import ScoringFailed
 from tlp_service.scheduling.executor import Work
-from tlp_service.scoring.network import Encoded, OnnxNetwork
-from tlp_service.scoring.plan import AnyPlan, join
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tlp_service.engine.plan import AnyPlan
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.scoring.plan import AnyPlan
 
 Device = Literal["cpu", "cuda"]
 
@@ -42,7 +42,7 @@ class OnnxNetwork:
     Parameters
     ----------
     path : Path
-        The ONNX file, of the form of `tlp_service.models.published.DistinctForm` or `tlp_service.models.base.BaseForm`.
+        The ONNX file, of the form of `tlp_service.families.published.network.DistinctForm` or `tlp_service.families.loopnest.network.BaseForm`.
     steps : int
         Rows that the network reads of a candidate, where it reads rows.
     device : {"cpu", "cuda"}
@@ -129,7 +129,7 @@ class OnnxNetwork:
     def score(
         self, encoded: Encoded, positions: npt.NDArray[np.int64], values: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Return the raw scores of the candidates of one run, see `tlp_service.scoring.plan.Run`."""
+        """Return the raw scores of the candidates of one run, see `tlp_service.engine.plan.Run`."""
         binding = self._bind(self._no_rows, encoded, positions, values)
         binding.bind_output("raw_scores", "cpu")
         self._session.run_with_iobinding(binding)

@@ -1,0 +1,1 @@
+"""The model families: one folder each, with all that only this family knows."""
