@@ -3,16 +3,12 @@
 import pytest
 import redis
 from models import write_linear_version
+from redis_servers import url_fixture
 from registries import BACK_ENDS
 
-from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.records.store import RecordStore
 
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with embedded_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
+url = url_fixture("valkey")
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 import hashlib
 import json
 import shutil
-from collections import Counter
 
 import pytest
 import redis
 from forms import FOLDER, IDS, PLATFORM, RELEASES
+from stored import once, stored
 
-from tlp_client.records import RecordParser
 from tlp_service.cli import main
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import DEAD, Recorder
 from tlp_service.measurements.stream import STREAM
-from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 from tlp_service.versions.journal import Activation, Journal
 from tlp_service.versions.manifest import read_manifest
@@ -28,24 +26,6 @@ def test_no_file_of_a_release_was_changed_added_or_removed():
     files = [path for release in RELEASES for path in release.folder.rglob("*") if path.is_file()]
     digests = {str(p.relative_to(FOLDER)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     assert digests == listed
-
-
-def shown(record):
-    """Return what the columns of a store keep of a record."""
-    task = record.task
-    of_task = task.workload_key, task.target, task.hardware
-    return (
-        *(*of_task, record.primitives, record.costs, record.error_no),
-        *(record.all_cost, record.timestamp, record.version),
-    )
-
-
-def read(texts):
-    return Counter(shown(RecordParser().parse(text)) for text in texts)
-
-
-def stored(store):
-    return Counter(shown(record) for platform, record in stored_records(store) if platform == PLATFORM)
 
 
 @of_each_release
@@ -70,7 +50,7 @@ def test_its_stream_entries_are_recorded_once(release, tmp_path):
     sent = release.json("measurement_request.json")["records"]
     assert [entry["id"] for entry in entries] == [record["id"] for record in sent]
     assert [json.loads(entry["record"]) for entry in entries] == [record["record"] for record in sent]
-    assert stored(store) == read(entry["record"] for entry in entries)
+    assert stored(store) == once(entry["record"] for entry in entries)
 
 
 @of_each_release
@@ -84,7 +64,7 @@ def test_its_store_is_read_written_on_and_compacted(release, tmp_path):
     # Two records in a compacted file, and in a part the first again with another cost.
     one, two = (entry["record"] for entry in entries)
     texts = [one, two, one.replace('"r": [[', '"r": [[1')]
-    assert before == read(texts)
+    assert before == once(texts)
     ids = [hashlib.blake2b(text.encode(), digest_size=16, key=PLATFORM.encode()).digest() for text in texts]
     assert sorted(store.read(PLATFORM, ["id"])["id"].to_pylist()) == sorted(ids)
     with (
@@ -98,7 +78,7 @@ def test_its_store_is_read_written_on_and_compacted(release, tmp_path):
         recorder.step()
         recorder.close()
     after = stored(store)
-    assert after == before + read([new["record"]])
+    assert after == before + once([new["record"]])
     store.compact()
     assert stored(RecordStore(folder)) == after
 
