@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from test_base import nests_of
+from test_loopnest import nests_of
 
 from tlp_client.primitives import read_primitive
 from tlp_service.families.loopnest import features, reuse

@@ -170,7 +170,7 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
     path = tmp_path / "cpu.onnx"
     path.write_bytes(b"not a network")
     with pytest.raises(BadVersion, match="onnxruntime cannot load it"):
-        OnnxNetwork(path, 25, "cpu")
+        OnnxNetwork(path, "cpu")
 
 
 def test_a_network_of_another_shape_is_refused(tmp_path, monkeypatch):

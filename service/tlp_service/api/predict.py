@@ -41,7 +41,7 @@ QUERY = ("platform", "version")
 #: Scores up to which encoding takes less time than handing the work to a thread.
 _FEW_SCORES = 4096
 
-#: Bytes of a prepared candidate: the inputs of `base`, and its score.
+#: Bytes of a prepared candidate: the inputs of `loopnest`, and its score.
 CANDIDATE_BYTES = 1100
 #: Bytes of the error message of an invalid candidate or record, until the answer is encoded.
 FAULT_BYTES = 512

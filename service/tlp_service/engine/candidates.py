@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_service.engine.network import Encoded, OnnxNetwork
-from tlp_service.engine.plan import AnyPlan, join
+from tlp_service.engine.plan import Plan, join
 from tlp_service.errors import ScoringFailed
 from tlp_service.scheduling.executor import Work
 
@@ -34,12 +34,12 @@ class Candidates(Work[RawScores]):
     network : OnnxNetwork
         What scores them. Also the lane: a batch must not mix versions.
     table : ndarray of float32, shape (rows, row width)
-        The padding row, then the distinct rows; or the row of the task.
-    plan : Plan or NestPlan
-        What each candidate is.
+        Rows that the plan refers to.
+    plan : Plan
+        What each run reads.
     """
 
-    def __init__(self, network: OnnxNetwork, table: npt.NDArray[np.float32], plan: AnyPlan) -> None:
+    def __init__(self, network: OnnxNetwork, table: npt.NDArray[np.float32], plan: Plan) -> None:
         super().__init__()
         self.network = self.lane = network
         self.table = table

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from tlp_service.engine.plan import AnyPlan
+from tlp_service.engine.plan import Plan
 from tlp_service.errors import BadSettings, BadVersion
 
 Device = Literal["cpu", "cuda"]
@@ -42,9 +42,8 @@ class OnnxNetwork:
     Parameters
     ----------
     path : Path
-        The ONNX file, of the form of `tlp_service.families.published.network.DistinctForm` or `tlp_service.families.loopnest.network.BaseForm`.
-    steps : int
-        Rows that the network reads of a candidate, where it reads rows.
+        The ONNX file, of the form that `tlp_service.training.export.Form` describes. Its inputs are ``rows``, ``positions``, one
+        ``known_…`` per encoding, and one more: the values of the candidates, under a name of the family's choice.
     device : {"cpu", "cuda"}
         Where it must run.
     threads : int
@@ -58,7 +57,7 @@ class OnnxNetwork:
         If the file is not a network that ONNX Runtime can load.
     """
 
-    def __init__(self, path: Path, steps: int, device: Device, threads: int = 1) -> None:
+    def __init__(self, path: Path, device: Device, threads: int = 1) -> None:
         wanted, provider_options = _PROVIDERS[device]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -87,23 +86,20 @@ class OnnxNetwork:
         self.device: Device = device
         #: Whether candidates of several requests gain from being in one run: a GPU takes as long for few as for many.
         self.mixes = device == "cuda"
-        self.steps = steps
         self._encodings = [o.name for o in self._session.get_outputs() if o.name != "raw_scores"]
         self.known_names = [f"known_{name}" for name in self._encodings]
         shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        self._values = "nests" if "nests" in shapes else "counts"
-        if set(shapes) != {"rows", "positions", self._values, *self.known_names}:
+        others = set(shapes) - {"rows", "positions", *self.known_names}
+        if len(shapes) != 3 + len(self.known_names) or len(others) != 1:
             raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
+        (self._values,) = others
         if not isinstance(shapes["rows"][1], int):
             raise BadVersion(f"{path}: the width of its rows is not fixed")
         self.row_width = int(shapes["rows"][1])
-        #: Numbers of a nest; 0 for a network that reads rows.
-        self.nest_width = 0
-        if self._values == "nests":
-            if not isinstance(shapes["nests"][1], int):
-                raise BadVersion(f"{path}: the width of its nests is not fixed")
-            self.nest_width = int(shapes["nests"][1])
-        self._no_values = np.empty((0, self.nest_width or 1), dtype=np.float32)
+        width = shapes[self._values][1]
+        #: Values of a candidate; None if there are as many as places.
+        self.value_width = width if isinstance(width, int) else None
+        self._no_values = np.empty((0, self.value_width or 1), dtype=np.float32)
         self._no_rows = np.empty((0, self.row_width), dtype=np.float32)
         #: Bytes of one encoded row.
         self.encoded_bytes = 4 * sum(
@@ -137,14 +133,14 @@ class OnnxNetwork:
         return raw
 
     def score_all(
-        self, table: npt.NDArray[np.float32], plan: AnyPlan, chunk: int = 32
+        self, table: npt.NDArray[np.float32], plan: Plan, chunk: int = 32
     ) -> npt.NDArray[np.float32]:
         """Return the raw scores of all candidates of a plan, shape (candidates,), in this thread.
 
         Parameters
         ----------
         table : ndarray, shape (rows, row width)
-            The padding row, then the distinct rows; or the row of the task.
+            Rows that the plan refers to.
         """
         encoded = self.encode(table)
         scores = np.empty(plan.candidates, dtype=np.float32)

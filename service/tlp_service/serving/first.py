@@ -6,10 +6,10 @@ import logging
 import socket
 from pathlib import Path
 
-from tlp_service.engine.calibration import Calibration, calibrate
 from tlp_service.engine.network import usable_cpus
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.serving.calibration import Calibration, calibrate
 from tlp_service.serving.loader import MAX_CPU_S, VersionLoader
 from tlp_service.settings import Settings, shipped_model
 from tlp_service.versions.faults import without_folder
@@ -67,8 +67,8 @@ def _load(settings: Settings, folder: Path, is_tried: bool = False) -> tuple[Sco
     if is_tried:
         calibration = VersionLoader(settings.device, cpus, MAX_CPU_S).calibrate(folder, settings.chunk)
     else:
-        probe = read_manifest(folder).networks[0]
-        calibration = calibrate(folder / probe.file, probe.steps, settings.device, cpus, settings.chunk)
+        probed = read_manifest(folder).networks[0]
+        calibration = calibrate(folder, probed, settings.device, cpus, settings.chunk)
     scorer = Scorer(folder, settings.device, calibration.threads)
     log.info("serving version %s on %s, %s", scorer.manifest.version, scorer.provider, calibration)
     return scorer, calibration

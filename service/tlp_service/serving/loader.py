@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from tlp_service.engine.calibration import Calibration
 from tlp_service.engine.network import Device
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.serving.calibration import Calibration
 from tlp_service.serving.trial import Trial, Verdict
 
-#: Seconds of processor time that a trial may take. Loading and running `base` takes less than one, and starting CUDA a few.
+#: Seconds of processor time that a trial may take. Loading and running `loopnest` takes less than one, and starting CUDA a few.
 MAX_CPU_S = 60
 
 #: Wall-clock seconds that a trial may take. Far more than the processor time, since the machine may be busy.

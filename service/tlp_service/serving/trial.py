@@ -19,11 +19,11 @@ from typing import Literal
 import msgspec
 
 from tlp_service.children import die_with_parent
-from tlp_service.engine.calibration import Calibration, calibrate
 from tlp_service.engine.network import Device
 from tlp_service.errors import BadSettings
-from tlp_service.scoring.inputs import probe_inputs
+from tlp_service.families import family_named
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.serving.calibration import Calibration, calibrate
 
 #: Candidates that each network scores. A network can loop for ever for some inputs only.
 _CANDIDATES = 64
@@ -103,16 +103,14 @@ def _try(trial: Trial) -> Verdict:
     try:
         scorer = Scorer(folder, trial.device, trial.threads)
         for network in scorer.manifest.networks:
-            loaded = scorer.loaded(network)
-            inputs = probe_inputs(loaded, _CANDIDATES)
-            loaded.score_all(inputs.table, inputs.plan)
+            inputs = family_named(network.features).probe(network, _CANDIDATES)
+            scorer.loaded(network).score_all(inputs.table, inputs.plan)
         if trial.chunk is None:
             return Verdict()
         # The network returns, so the calibration ends, too. It uses all threads, so it may take that much more time.
         _limit_cpu(time.process_time() + trial.max_cpu_s * trial.threads)
         network = scorer.manifest.networks[0]
-        path = folder / network.file
-        return Verdict(calibration=calibrate(path, network.steps, trial.device, trial.threads, trial.chunk))
+        return Verdict(calibration=calibrate(folder, network, trial.device, trial.threads, trial.chunk))
     except BadSettings as error:
         return Verdict("settings", str(error))
     except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base

@@ -36,7 +36,7 @@ from tlp_service.training.dataset import (
 from tlp_service.training.fit import FitSettings
 from tlp_service.training.networks import KindTraining, with_kept
 from tlp_service.training.parallel import processes, rank
-from tlp_service.training.presets import Preset
+from tlp_service.training.preset import Preset
 from tlp_service.versions.manifest import Manifest, read_manifest, write_version
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def _begins_from(command: TrainCommand) -> Manifest | None:
     if not command.preset.continues:
         raise BadSettings(f"--from: a '{command.preset.name}' is trained from nothing only")
     manifest = read_manifest(command.source)
-    if manifest.model != command.preset.name:
+    if not command.preset.is_of(manifest.model):
         raise BadSettings(
             f"--from {command.source}: it is a '{manifest.model}', not a '{command.preset.name}'"
         )

@@ -1,4 +1,4 @@
-"""What `base` reads of a candidate: numbers of the loop nest that its schedule leaves behind.
+"""What `loopnest` reads of a candidate: numbers of the loop nest that its schedule leaves behind.
 
 They are logarithms of loop extents and tile sizes, sums of them, and what its skeleton alone decides, see `tlp_service.families.loopnest.skeleton`.
 They depend on the candidate only. Of the four stages with the most loops:

@@ -1,4 +1,4 @@
-"""The network of `base`: residual blocks over the loop nest of a candidate and the row of its task.
+"""The network of `loopnest`: residual blocks over the loop nest of a candidate and the row of its task.
 
 Several members, each a network of its own, are one: a candidate's raw score is the mean of theirs, an estimate of how many
 times e it is faster than its task's other candidates. Members are multiplied side by side, so the file is one network to the engine.
@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.families.loopnest.task import platform_column
+from tlp_service.training.form import CANDIDATES, KNOWN, NEW, Form, Sample
+from tlp_service.training.network import ExportableNetwork, ScorePair
 
 #: Pieces that a number is cut into at most.
 PIECES = 8
@@ -120,7 +127,7 @@ class Norm(nn.Module):
         return normed * self.scale + self.shift
 
 
-class BaseNetwork(nn.Module):
+class LoopNestNetwork(ExportableNetwork):
     """Scores candidates from their nests and tasks' rows.
 
     Parameters
@@ -156,7 +163,7 @@ class BaseNetwork(nn.Module):
         self.norm = Norm(members, width)
         self.head = Members(members, width, 1)
         self.dropout = nn.Dropout(dropout)
-        #: The sizes, to build it again.
+        self.platforms_from = platform_column(0)
         self.architecture = {
             "pieces": len(self.pieces),
             "width": width,
@@ -171,11 +178,11 @@ class BaseNetwork(nn.Module):
         out: Tensor = self.task_out(self.dropout(hidden))
         return out
 
-    def member_scores(self, table: Tensor, positions: Tensor, nests: Tensor) -> Tensor:
+    def member_scores(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
         """Return the raw scores of each member, shape (members, candidates); for the arguments see `score_distinct`."""
-        return self.score(self.tasks(table).index_select(1, positions[:, 0]), nests)
+        return self.score(self.tasks(table).index_select(1, positions[:, 0]), values)
 
-    def score_distinct(self, table: Tensor, positions: Tensor, nests: Tensor) -> Tensor:
+    def score_distinct(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
         """Return the raw score of each candidate, higher is faster.
 
         Parameters
@@ -184,11 +191,11 @@ class BaseNetwork(nn.Module):
             Rows of tasks.
         positions : Tensor of int, shape (candidates, 1)
             Which task each candidate is of.
-        nests : Tensor, shape (candidates, W)
-            Their numbers.
+        values : Tensor, shape (candidates, W)
+            Their nests.
         """
         used, places = torch.unique(positions[:, 0], return_inverse=True)
-        return self.member_scores(table[used], places[:, None], nests).mean(0)
+        return self.member_scores(table[used], places[:, None], values).mean(0)
 
     def score(self, tasks: Tensor, nests: Tensor) -> Tensor:
         """Return the raw scores of each member from what `tasks` gave for each candidate."""
@@ -198,19 +205,40 @@ class BaseNetwork(nn.Module):
         out: Tensor = self.head(self.norm(values)).squeeze(-1)
         return out
 
+    def form(self, row_width: int, value_width: int) -> Form:
+        """Return the form of a new network of the same sizes."""
+        network = LoopNestNetwork(row_width, **self.architecture)
+        tasks = torch.zeros(self.architecture["members"], 7, self.architecture["width"])
+        positions = torch.zeros((3, 1), dtype=torch.int64)
+        return Form(
+            LoopNestForm(network),
+            LoopNestForm.encodings,
+            "nests",
+            (torch.zeros(5, row_width), tasks, positions, torch.ones(3, value_width)),
+            ({0: NEW}, {1: KNOWN}, {0: CANDIDATES}, {0: CANDIDATES}),
+        )
 
-class BaseForm(nn.Module):
-    """The network in the form that the engine runs, see `tlp_service.training.export`: tasks are encoded once a request.
+    def compare(self, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]) -> ScorePair:
+        """Return the raw scores of this network and of an exported one for some candidates of a sample."""
+        positions, nests = sample.positions[rows].astype(np.int64), sample.values[rows].astype(np.float32)
+        of_torch = self.score_distinct(
+            torch.from_numpy(sample.table), torch.from_numpy(positions), torch.from_numpy(nests)
+        )
+        return of_torch.numpy(), exported.score(exported.encode(sample.table), positions, nests)
+
+
+class LoopNestForm(nn.Module):
+    """The network in the form that the engine runs, see `tlp_service.training.form.Form`: tasks are encoded once a request.
 
     Parameters
     ----------
-    network : BaseNetwork
+    network : LoopNestNetwork
         The network whose weights it uses.
     """
 
     encodings = ("tasks",)
 
-    def __init__(self, network: BaseNetwork) -> None:
+    def __init__(self, network: LoopNestNetwork) -> None:
         super().__init__()
         self.network = network
 

@@ -1,4 +1,4 @@
-"""What `base` reads of a task: one row, of the numbers of its workload key, a class of its name, and the platform."""
+"""What `loopnest` reads of a task: one row, of the numbers of its workload key, a class of its name, and the platform."""
 
 from __future__ import annotations
 

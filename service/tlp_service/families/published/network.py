@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.families.published.plan import RowPlan
+from tlp_service.training.form import CANDIDATES, KNOWN, NEW, PLACES, Form, Sample
+from tlp_service.training.network import ExportableNetwork, ScorePair, TrainableNetwork
 
 HIDDEN = (64, 128, 256, 256)
 HEAD = (256, 128, 64)
@@ -49,7 +56,7 @@ class SelfAttention(nn.Module):
         return out
 
 
-class PublishedNetwork(nn.Module):
+class PublishedNetwork(ExportableNetwork):
     """Scores candidates from their rows.
 
     Parameters
@@ -92,10 +99,6 @@ class PublishedNetwork(nn.Module):
         """
         return self.score(self.encode_distinct(table, positions))
 
-    def member_scores(self, table: Tensor, positions: Tensor, values: Tensor | None = None) -> Tensor:
-        """Return `score_distinct` as the scores of its only member, shape (1, candidates)."""
-        return self.score_distinct(table, positions, values)[None]
-
     def encode_distinct(self, table: Tensor, positions: Tensor) -> Tensor:
         """Return the encoded rows of candidates, shape (candidates, steps, 256), see `score_distinct`."""
         used, places = torch.unique(positions, return_inverse=True)
@@ -114,8 +117,34 @@ class PublishedNetwork(nn.Module):
         scores: Tensor = (self.head if head is None else head)(steps)
         return scores.squeeze(-1)
 
+    def form(self, row_width: int, value_width: int) -> Form:
+        """Return the form of a new network."""
+        # One tensor each: the exporter takes the same one for the same input.
+        heads = [torch.zeros(ATTENTION_HEADS, 7, HIDDEN[-1] // ATTENTION_HEADS) for _ in range(3)]
+        positions = torch.zeros((3, 6), dtype=torch.int64)
+        places = {0: CANDIDATES, 1: PLACES}
+        return Form(
+            DistinctForm(PublishedNetwork(row_width)),
+            DistinctForm.encodings,
+            "counts",
+            (torch.zeros(5, row_width), torch.zeros(7, HIDDEN[-1]), *heads, positions, torch.ones(3, 6)),
+            ({0: NEW}, {0: KNOWN}, *({1: KNOWN},) * 3, places, dict(places)),
+        )
 
-class MultiHeadNetwork(nn.Module):
+    def compare(self, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]) -> ScorePair:
+        """Return the raw scores of this network, from padded rows, and of an exported one, from distinct rows."""
+        batch = sample.positions[rows]
+        parts = np.array_split(batch, -(-len(batch) // 64))
+        expected = np.concatenate([self(torch.from_numpy(sample.table[part])).numpy() for part in parts])
+        # Padding stands at the end of a candidate only, so its real rows are those before the last that is not 0.
+        lengths = batch.shape[1] - np.argmax(np.flip(batch != 0, axis=1), axis=1)
+        lengths[~batch.any(axis=1)] = 0
+        indices = np.concatenate([row[:length] for row, length in zip(batch, lengths, strict=True)])
+        plan = RowPlan.of(indices.astype(np.int64) - 1, lengths.astype(np.int64), batch.shape[1])
+        return expected, exported.score_all(sample.table, plan)
+
+
+class MultiHeadNetwork(TrainableNetwork):
     """MTL-TLP: the published network with one trunk for all platforms and a head for each.
 
     Parameters
@@ -152,10 +181,6 @@ class MultiHeadNetwork(nn.Module):
             if len(own)
         ]
         return torch.cat(scores)[torch.argsort(order)]
-
-    def member_scores(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
-        """Return `score_distinct` as the scores of its only member, shape (1, candidates)."""
-        return self.score_distinct(table, positions, values)[None]
 
     def alone(self, number: int) -> PublishedNetwork:
         """Return a copy of the network that the trunk is with one of the heads."""

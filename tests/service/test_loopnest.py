@@ -1,4 +1,4 @@
-"""`base`: features of candidates and tasks, and the network in torch and in the engine."""
+"""`loopnest`: features of candidates and tasks, and the network in torch and in the engine."""
 
 import contextlib
 import json
@@ -19,8 +19,9 @@ from tlp_client.errors import InvalidRequest
 from tlp_client.primitives import MAX_STEPS, Primitive, read_primitive
 from tlp_client.wire.predict import read_predict
 from tlp_service.errors import BadRecords, BadVersion, InvalidBody
+from tlp_service.families import preset_named
 from tlp_service.families.loopnest import features, skeleton
-from tlp_service.families.loopnest.network import BaseNetwork, Pieces
+from tlp_service.families.loopnest.network import LoopNestNetwork, Pieces
 from tlp_service.families.loopnest.task import (
     _A_NUMBER,
     _KEY_NUMBERS,
@@ -31,8 +32,8 @@ from tlp_service.families.loopnest.task import (
 )
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import TrainingSet, TrainingTask
-from tlp_service.training.export import Sample, check_equal, export_onnx, read_weights
-from tlp_service.training.presets import PRESETS
+from tlp_service.training.export import check_equal, export_onnx, read_weights
+from tlp_service.training.form import Sample
 from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
     SCHEMA,
@@ -252,12 +253,14 @@ def trained(measured_lines):
     """A network that nobody trained; its pieces are those of some real nests."""
     torch.manual_seed(3)
     nests = nests_of(*map(steps_of, measured_lines))
-    return BaseNetwork(TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests.astype(np.float32))), **SMALL).eval()
+    return LoopNestNetwork(
+        TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests.astype(np.float32))), **SMALL
+    ).eval()
 
 
 @pytest.fixture(scope="module")
 def version(trained, tmp_path_factory, measured_lines):
-    folder = tmp_path_factory.mktemp("base")
+    folder = tmp_path_factory.mktemp("loopnest")
     nests = nests_of(*map(steps_of, measured_lines))
     table = np.stack([task_row(f'["f", {n}]', n) for n in range(3)])
     positions = np.arange(len(nests), dtype=np.int32)[:, None] % 3
@@ -267,7 +270,7 @@ def version(trained, tmp_path_factory, measured_lines):
         platform_kind="cpu",
         file="cpu.onnx",
         sha256=sha256_of(folder / "cpu.onnx"),
-        features="base",
+        features="loopnest",
         steps=1,
         row_width=TASK_WIDTH,
         platforms=["a", "b", "c"],
@@ -275,7 +278,7 @@ def version(trained, tmp_path_factory, measured_lines):
         architecture=trained.architecture,
     )
     manifest = Manifest(
-        SCHEMA, "base", version_name("base", [network]), "2026-01-01T00:00:00+00:00", [network]
+        SCHEMA, "loopnest", version_name("loopnest", [network]), "2026-01-01T00:00:00+00:00", [network]
     )
     return write_version(folder, manifest, {"cpu.onnx": folder / "cpu.onnx"}), sample
 
@@ -320,14 +323,16 @@ def test_no_length_and_no_kind_is_refused(version):
 def test_the_weights_are_read_back(trained, version):
     weights = read_weights(version[0] / "cpu.onnx")
     assert set(weights) == set(trained.state_dict())
-    again = BaseNetwork(TASK_WIDTH, **trained.architecture)
+    again = LoopNestNetwork(TASK_WIDTH, **trained.architecture)
     again.load_state_dict(weights)
     assert check_equal(again.eval(), version[1], version[0] / "cpu.onnx") <= 1e-5
 
 
 def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "NEST_WIDTH", features.NEST_WIDTH + 1)
-    with pytest.raises(BadVersion, match=rf"its features 'base' are {TASK_WIDTH} x {features.NEST_WIDTH}"):
+    with pytest.raises(
+        BadVersion, match=rf"its features 'loopnest' are {TASK_WIDTH} x {features.NEST_WIDTH}"
+    ):
         Scorer(version[0])
 
 
@@ -355,14 +360,14 @@ def test_a_piece_rises_in_a_line_and_is_flat_outside():
 def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
     nests = np.zeros((9, features.NEST_WIDTH), dtype=np.float16)
     nests[4, 7] = 1
-    network = BaseNetwork(TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests).float()), **SMALL).eval()
+    network = LoopNestNetwork(TASK_WIDTH, Pieces.cutting(torch.from_numpy(nests).float()), **SMALL).eval()
     sample = Sample(task_row("[]", 0)[None], np.zeros((9, 1), dtype=np.int32), nests)
     assert export_onnx(network, sample, tmp_path / "one.onnx") <= 1e-5
     assert read_weights(tmp_path / "one.onnx")["pieces.columns"].tolist() == [7]
     task = TrainingTask("p", "w", sample.positions, nests[:3], np.ones(3))
     alike = TrainingSet(sample.table, (task,), ("p",))
     with pytest.raises(BadRecords, match="all alike"):
-        PRESETS["base"].network(alike, PRESETS["base"].settings, None)
+        preset_named("loopnest").network(alike, preset_named("loopnest").settings, None)
 
 
 def test_members_are_networks_of_their_own(trained):

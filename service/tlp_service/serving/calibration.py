@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.inputs import Inputs
 from tlp_service.engine.network import Device, OnnxNetwork
+from tlp_service.families import family_named
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
-from tlp_service.scoring.inputs import probe_inputs
+from tlp_service.versions.manifest import Network
 
 log = logging.getLogger(__name__)
 
@@ -57,27 +59,30 @@ class Calibration:
     candidates_per_s: float
 
 
-def calibrate(path: Path, steps: int, device: Device, cpus: int, chunk: int = 0) -> Calibration:
+def calibrate(folder: Path, probed: Network, device: Device, cpus: int, chunk: int = 0) -> Calibration:
     """Measure some settings with candidates made up for it, and return the best.
 
     Parameters
     ----------
-    path, steps : Path, int
-        A network of the version, see `OnnxNetwork`.
+    folder : Path
+        Folder of the version.
+    probed : Network
+        Which of its networks is measured.
     cpus : int
         Threads that there may be in all.
     chunk : int
         Candidates a batch; 0 to choose.
     """
     chunks = (chunk,) if chunk else _CHUNKS[device]
+    inputs = family_named(probed.features).probe(probed, _PROBE_CANDIDATES[device])
     tried: dict[int, Calibration] = {}
     until = time.monotonic() + _PATIENCE_S
     for executors, threads in _divisions(device, cpus):
-        network = OnnxNetwork(path, steps, device, threads)
+        network = OnnxNetwork(folder / probed.file, device, threads)
         for size in chunks:
             if tried and time.monotonic() > until:
                 break
-            rate = _measure(network, executors, size)
+            rate = _measure(network, inputs, executors, size)
             log.debug(
                 "%d executors of %d threads, chunk %d: %.0f candidates/s", executors, threads, size, rate
             )
@@ -100,10 +105,8 @@ def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
     yield 1, cpus
 
 
-def _measure(network: OnnxNetwork, executors: int, chunk: int) -> float:
+def _measure(network: OnnxNetwork, inputs: Inputs, executors: int, chunk: int) -> float:
     """Return candidates a second; the better of two, for whatever disturbs makes it slower."""
-    candidates = _PROBE_CANDIDATES[network.device]
-    inputs = probe_inputs(network, candidates)
     queue: FairQueue[Candidates] = FairQueue(sys.maxsize, sys.maxsize, rate=1.0)
     executor = Executor(queue, executors, chunk)
     try:
@@ -116,4 +119,4 @@ def _measure(network: OnnxNetwork, executors: int, chunk: int) -> float:
             times.append(time.perf_counter() - started)
     finally:
         executor.close()
-    return candidates / min(times[1:])
+    return inputs.plan.candidates / min(times[1:])
