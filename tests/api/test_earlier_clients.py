@@ -56,8 +56,9 @@ def test_its_registry_is_served_and_its_versions_score_as_they_did(release, tmp_
         for folder in release.versions[1:]:
             Registry(tmp_path / "registry").activate(folder.name, "test")
             until(lambda name=folder.name: json.loads(server.get("/health/ready")[1])["version"] == name)
-            request = release.json("predict_base_request.json")
-            for platform, known in answers["predict_base"].items():
+            model = folder.name.split("-")[0]
+            request = release.json(f"predict_{model}_request.json")
+            for platform, known in answers[f"predict_{model}"].items():
                 request["task"]["platform"] = None if platform == "None" else platform
                 answer = server.post("/v1/predict", request)[1]
                 assert answer["version"] == known["version"] == folder.name
