@@ -33,7 +33,7 @@ from tlp_service.engine.network import usable_cpus
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.families.published.plan import RowPlan
-from tlp_service.serve import start_engine
+from tlp_service.processes.server import start_engine
 from tlp_service.settings import Settings, shipped_model
 from tlp_service.training.export import read_weights
 

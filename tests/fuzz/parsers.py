@@ -26,7 +26,7 @@ from tlp_service.api.request_memory import BodyMemory
 from tlp_service.api.tuning_log import request_in_steps, tasks_in_steps
 from tlp_service.errors import ApiError, BadVersion
 from tlp_service.measurements.stream import Entry
-from tlp_service.quality_metrics import QualityCollector, decode_quality
+from tlp_service.quality.metrics import QualityCollector, decode_quality
 from tlp_service.records.platforms import OnePlatform
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts

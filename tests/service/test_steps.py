@@ -20,11 +20,11 @@ from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
 from tlp_service.engine.candidates import SmallTasks
 from tlp_service.errors import ApiError, DeadlinePassed
+from tlp_service.processes.server import start_engine
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.steps import advance, finished
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.serve import start_engine
 from tlp_service.settings import read_settings, shipped_model
 
 

@@ -20,9 +20,9 @@ from tlp_service.learning.outcome import Outcome
 from tlp_service.learning.standings import REFUSED, TRAINED
 from tlp_service.learning.trainer import LEASE, Trainer
 from tlp_service.measurements.stream import QUALITY
+from tlp_service.processes.server import _wants_trainer
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
-from tlp_service.serve import _wants_trainer
 from tlp_service.settings import read_settings
 from tlp_service.versions.registry import Registry
 

@@ -18,8 +18,8 @@ from tlp_client.records import Record
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import PredictRequest, request_of
 from tlp_service.errors import ApiError
-from tlp_service.evaluation.figures import Interval, TaskFigures, figures_of, summarise
-from tlp_service.evaluation.plausible import is_plausible
+from tlp_service.ranking.figures import Interval, TaskFigures, figures_of, summarise
+from tlp_service.ranking.plausible import is_plausible
 from tlp_service.scoring.scorer import Scorer
 
 log = logging.getLogger(__name__)

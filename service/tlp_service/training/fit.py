@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tlp_service.errors import TrainingDiverged
-from tlp_service.evaluation.ranking import Ranking, rank_tasks
+from tlp_service.ranking.ranking import Ranking, rank_tasks
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss, validity_loss

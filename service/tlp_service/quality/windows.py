@@ -14,9 +14,9 @@ import numpy as np
 from tlp_client.records import Record
 from tlp_client.wire.predict import request_of
 from tlp_service.errors import ApiError
-from tlp_service.learning.latest import Latest
-from tlp_service.learning.prediction_error import ErrorWindow, Measured, is_drifting
 from tlp_service.measurements.stream import Entry
+from tlp_service.quality.latest import Latest
+from tlp_service.quality.prediction_error import ErrorWindow, Measured, is_drifting
 from tlp_service.scoring.scorer import Scorer
 
 log = logging.getLogger(__name__)

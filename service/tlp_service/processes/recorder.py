@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tlp_service.children import Stopping
 from tlp_service.errors import BadVersion, ServiceFault
-from tlp_service.learning.beginning import begin
-from tlp_service.learning.quality import Quality
-from tlp_service.learning.telling import Teller
 from tlp_service.measurements.recorder import Recorder
+from tlp_service.processes.beginning import begin
+from tlp_service.quality.telling import Teller
+from tlp_service.quality.windows import Quality
 from tlp_service.redis_url import connect
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.serving.loader import VersionLoader

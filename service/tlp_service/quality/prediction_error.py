@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tlp_service.evaluation.figures import TaskFigures, figures_of, summarise
-from tlp_service.evaluation.plausible import is_plausible
-from tlp_service.evaluation.ranking import top_k_cost
-from tlp_service.learning.latest import Latest
+from tlp_service.quality.latest import Latest
+from tlp_service.ranking.figures import TaskFigures, figures_of, summarise
+from tlp_service.ranking.plausible import is_plausible
+from tlp_service.ranking.ranking import top_k_cost
 
 #: Seconds between two results of one worker and task from which on they are of two search rounds.
 ROUND_GAP_S = 5.0
