@@ -17,14 +17,9 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tlp_client.errors import Unsupported
+from tlp_service.api.answers import BodyTooLarge, ClientGone, MalformedBody
 from tlp_service.api.request_memory import Reservation
-from tlp_service.errors import (
-    BodyTooLarge,
-    ClientGone,
-    DeadlinePassed,
-    MalformedBody,
-    QueueFull,
-)
+from tlp_service.errors import DeadlinePassed, QueueFull
 
 T = TypeVar("T")
 

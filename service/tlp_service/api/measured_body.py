@@ -19,13 +19,14 @@ from tlp_client.logs import RefusedLine
 from tlp_client.records import Record, read_record
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.measurements import Measurement, MeasurementReader, check_measured, measurement_id
+from tlp_service.api.answers import MalformedBody
 from tlp_service.api.body import check_count, decode_json
 from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
 from tlp_service.api.head import NDJSON
 from tlp_service.api.predict import FAULT_BYTES
 from tlp_service.api.request_memory import Reservation
 from tlp_service.api.tuning_log import LineOutcome, lines_in_steps
-from tlp_service.errors import InvalidBody, MalformedBody
+from tlp_service.errors import InvalidBody
 from tlp_service.measurements.lines import RecordLines
 from tlp_service.measurements.stream import Entry
 from tlp_service.scheduling.steps import Steps
@@ -103,7 +104,7 @@ def prepare_in_steps(
 
     Raises
     ------
-    ApiError, InvalidRequest
+    RequestFault, InvalidRequest
         If the body as a whole is refused.
     """
     with let_go():

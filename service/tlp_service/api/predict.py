@@ -22,6 +22,7 @@ from tlp_client.wire.fields import (
 )
 from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
+from tlp_service.api.answers import BodyTooLarge
 from tlp_service.api.body import check_count, decode_json, read_body, unless_gone
 from tlp_service.api.head import JSON, NDJSON, content_type, read_client, read_query
 from tlp_service.api.missing import once_loaded
@@ -29,7 +30,7 @@ from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
 from tlp_service.engine.candidates import SmallTasks
-from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, UnknownName
+from tlp_service.errors import InvalidBody, RequestFault, UnknownName
 from tlp_service.scheduling.steps import Steps
 from tlp_service.scoring.scorer import Prepared, Scored, Scorer
 
@@ -140,7 +141,7 @@ async def _answer_log(
         for positions, scored in zip(
             positions_of, await _score_tasks(service, caller, memory, prepared), strict=True
         ):
-            if isinstance(scored, ApiError):
+            if isinstance(scored, RequestFault):
                 errors.update(dict.fromkeys(positions, str(scored)))
                 continue
             scores[positions] = scored.scores
@@ -170,7 +171,7 @@ def _prepare_tasks(
     prepared = yield from scorer.prepare_all_in_steps(requests)
     for one in prepared:
         # Only an unknown platform refuses all tasks. A target that contradicts the platform, or decides no network, refuses its task.
-        if isinstance(one, ApiError) and one.code == "unknown_platform" and platform is not None:
+        if isinstance(one, RequestFault) and one.code == "unknown_platform" and platform is not None:
             raise one
     return prepared
 

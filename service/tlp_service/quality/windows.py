@@ -13,7 +13,7 @@ import numpy as np
 
 from tlp_client.records import Record
 from tlp_client.wire.predict import request_of
-from tlp_service.errors import ApiError
+from tlp_service.errors import RequestFault
 from tlp_service.measurements.stream import Entry
 from tlp_service.quality.latest import Latest
 from tlp_service.quality.prediction_error import ErrorWindow, Measured, is_drifting
@@ -149,7 +149,7 @@ def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[fl
         request = request_of(task, (records[place].primitives for place in places), asked)
         try:
             scores[places] = scorer.score(request, chunk=64).scores
-        except ApiError as error:  # the version has no network for this target
+        except RequestFault as error:  # the version has no network for this target
             log.debug("%s on %s: %s", scorer.manifest.version, platform, error)
         except Exception:  # a fault in one task must not affect the figures of the others
             log.exception("no scores of %s for a task of %s", scorer.manifest.version, platform)

@@ -133,28 +133,29 @@ class Scorer:
 
     def prepare_in_steps(self, request: PredictRequest) -> Steps[Prepared]:
         """Do what `prepare` does, in steps of bounded time."""
-        network = choose_network(self.manifest, request.platform, request.target)
-        (inputs,) = yield from family_named(network.features).inputs_in_steps([(network, request)])
-        return self._prepared(network, request, inputs)
+        asked = self._asked(request)
+        (inputs,) = yield from family_named(asked.network.features).inputs_in_steps([asked])
+        return self._prepared(asked, inputs)
 
     def prepare_all_in_steps(
         self, requests: Sequence[PredictRequest]
     ) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
         """Do what `prepare` does for many requests at once; the result of a refused request is its exception."""
-        found: list[Network | InvalidBody | UnknownName] = []
+        found: list[Asked | InvalidBody | UnknownName] = []
         for request in requests:
             try:
-                found.append(choose_network(self.manifest, request.platform, request.target))
+                found.append(self._asked(request))
             except (InvalidBody, UnknownName) as error:
                 found.append(error)
-        asked = [(n, r) for n, r in zip(found, requests, strict=True) if isinstance(n, Network)]
-        inputs = iter((yield from _inputs_in_steps(asked)))
-        return [
-            self._prepared(network, request, next(inputs)) if isinstance(network, Network) else network
-            for network, request in zip(found, requests, strict=True)
-        ]
+        inputs = iter((yield from _inputs_in_steps([one for one in found if isinstance(one, Asked)])))
+        return [self._prepared(one, next(inputs)) if isinstance(one, Asked) else one for one in found]
 
-    def _prepared(self, network: Network, request: PredictRequest, inputs: Inputs) -> Prepared:
+    def _asked(self, request: PredictRequest) -> Asked:
+        choice = choose_network(self.manifest, request.platform, request.target)
+        return Asked(choice.network, choice.platform, request)
+
+    def _prepared(self, asked: Asked, inputs: Inputs) -> Prepared:
+        network, request = asked.network, asked.request
         errors = dict(request.errors)
         for position, error in inputs.errors.items():
             errors[position] = f"candidates[{position}]{error}"
@@ -212,8 +213,8 @@ class Scorer:
 def _inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
     """Compute the inputs of many requests, those of one family together."""
     by_family: dict[Family, list[int]] = {}
-    for place, (network, _) in enumerate(asked):
-        by_family.setdefault(family_named(network.features), []).append(place)
+    for place, one in enumerate(asked):
+        by_family.setdefault(family_named(one.network.features), []).append(place)
     found: dict[int, Inputs] = {}
     for family, places in by_family.items():
         inputs = yield from family.inputs_in_steps([asked[place] for place in places])
