@@ -27,7 +27,7 @@ from tlp_service.api.tuning_log import request_in_steps, tasks_in_steps
 from tlp_service.errors import BadVersion, RequestFault
 from tlp_service.measurements.stream import Entry
 from tlp_service.quality.metrics import QualityCollector, decode_quality
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
@@ -40,7 +40,7 @@ from tlp_service.versions.manifest import parse_manifest, read_manifest
 DATA = Path(__file__).resolve().parent.parent / "data"
 BASE = read_manifest(shipped_model("loopnest"))
 #: Bytes that a damaged gzip stream may become.
-MOST_INFLATED = 1 << 20
+MAX_INFLATED = 1 << 20
 #: Records of the valid file beside a damaged one.
 SOUND_ROWS = 40
 
@@ -176,7 +176,7 @@ class _FileReader:
 
 def _inflate(whole):
     inflater = _Inflater()
-    assert len(inflater.feed(whole, MOST_INFLATED)) <= MOST_INFLATED + len(whole)
+    assert len(inflater.feed(whole, MAX_INFLATED)) <= MAX_INFLATED + len(whole)
 
 
 def _manifests():

@@ -17,7 +17,7 @@ from tlp_service.evaluation.evaluate import evaluate
 from tlp_service.ranking.figures import _SUMMARIES, figures_of, summarise
 from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 

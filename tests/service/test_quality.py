@@ -103,7 +103,7 @@ def test_only_what_is_still_in_its_window_is_scored_and_the_figures_are_the_same
 
 
 def test_what_waits_to_be_scored_is_bounded(versions, monkeypatch):
-    monkeypatch.setattr("tlp_service.quality.windows._MOST_UNSCORED", 10)
+    monkeypatch.setattr("tlp_service.quality.windows._MAX_UNSCORED", 10)
     rising, _ = versions
     quality = Quality(versions.get, lambda: rising)
     for n in range(1, 12):
@@ -113,7 +113,7 @@ def test_what_waits_to_be_scored_is_bounded(versions, monkeypatch):
 
 
 def test_windows_are_bounded(versions, monkeypatch):
-    monkeypatch.setattr("tlp_service.quality.windows._MOST_WINDOWS", 3)
+    monkeypatch.setattr("tlp_service.quality.windows._MAX_WINDOWS", 3)
     rising, _ = versions
     quality = Quality(versions.get, lambda: None)
     for n in range(9):

@@ -18,7 +18,7 @@ from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory, Reservation
 from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
-from tlp_service.engine.candidates import SmallTasks
+from tlp_service.engine.work import SmallTasks
 from tlp_service.errors import DeadlinePassed, RequestFault
 from tlp_service.processes.server import start_engine
 from tlp_service.scheduling.executor import Executor

@@ -11,6 +11,7 @@ from models import write_linear_version
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
 from tlp_service.versions.bounded_file import sha256_of
+from tlp_service.versions.choice import choose_network
 from tlp_service.versions.faults import cause_of
 from tlp_service.versions.manifest import (
     MANIFEST,
@@ -20,7 +21,6 @@ from tlp_service.versions.manifest import (
     write_version,
 )
 from tlp_service.versions.onnx_file import check_complete
-from tlp_service.versions.platforms import choose_network
 from tlp_service.versions.registry import Registry
 
 

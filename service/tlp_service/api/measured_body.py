@@ -30,8 +30,8 @@ from tlp_service.errors import InvalidBody
 from tlp_service.measurements.lines import RecordLines
 from tlp_service.measurements.stream import Entry
 from tlp_service.scheduling.steps import Steps
+from tlp_service.versions.choice import contradiction
 from tlp_service.versions.manifest import Manifest
-from tlp_service.versions.platforms import contradiction
 
 #: The name that begins each record.
 _RECORD = b'"record"'
@@ -61,7 +61,7 @@ _lines = RecordLines()
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class CheckedRecords:
     """A request on its way into the stream.
 
     Parameters
@@ -86,7 +86,7 @@ def prepare_in_steps(
     kind: str,
     body: bytes,
     query: dict[str, str | None],
-) -> Steps[Prepared]:
+) -> Steps[CheckedRecords]:
     """Make entries for the stream of a body, in steps that each take a bounded time.
 
     Parameters
@@ -124,7 +124,7 @@ class _Taken:
         platform: str | None,
         version: str | None,
     ) -> None:
-        self.prepared = Prepared([], [], [])
+        self.prepared = CheckedRecords([], [], [])
         self.contradictions: list[tuple[int, str, str]] = []  # position, id, message
         self._memory, self._manifest = memory, manifest
         self._worker, self._platform, self._version = worker, platform, version or ""
@@ -167,7 +167,7 @@ class _Taken:
 
 def _read_log(
     memory: Reservation, limit: int, manifest: Manifest, body: bytes, query: dict[str, str | None]
-) -> Steps[Prepared]:
+) -> Steps[CheckedRecords]:
     platform = query["platform"]
     taken = _Taken(memory, manifest, query["worker"] or "upload", platform, query["version"])
     errors = taken.prepared.errors
@@ -198,7 +198,7 @@ def _read_log(
     return taken.prepared
 
 
-def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes) -> Steps[Prepared]:
+def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes) -> Steps[CheckedRecords]:
     yield len(body)
     reader, sizes = _open(memory, limit, body)
     del body

@@ -31,7 +31,7 @@ router = APIRouter()
 T = TypeVar("T")
 
 #: Bytes of a body.
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 
 
 class _Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +127,7 @@ async def _read(request: Request, form: type[T]) -> T:
     """Return the body, an empty one as an empty object."""
     service: Service = request.app.state.service
     with service.bodies.reserve() as memory:
-        body = await read_body(request, _MOST_BYTES, memory)
+        body = await read_body(request, _MAX_BYTES, memory)
     try:
         service.bodies.decoding.check(decoded_bytes(body))
         return msgspec.convert(decode_json(body or b"{}"), form)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tlp_service.errors import BadSettings
 
 if TYPE_CHECKING:
-    from tlp_service.records.platforms import PlatformOf
+    from tlp_service.records.platform_table import PlatformOf
 
 
 def path(text: str) -> Path:
@@ -55,7 +55,7 @@ def check_writable(option: str, path: Path | None) -> None:
 
 def platform_of(arguments: argparse.Namespace) -> PlatformOf:
     """Return what tells the platform of a log: a table, or one name for all."""
-    from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
+    from tlp_service.records.platform_table import OnePlatform, PlatformTable, check_platform
 
     if arguments.platforms:
         return PlatformTable.read(arguments.platforms)

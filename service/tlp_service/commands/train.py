@@ -96,7 +96,7 @@ def _train(arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from tlp_service.families import preset_named
-    from tlp_service.records.platforms import PlatformTable
+    from tlp_service.records.platform_table import PlatformTable
     from tlp_service.settings import DEFAULT_MODEL
     from tlp_service.training.train import TrainCommand, train
 

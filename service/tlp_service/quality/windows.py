@@ -22,9 +22,9 @@ from tlp_service.scoring.scorer import Scorer
 log = logging.getLogger(__name__)
 
 #: Measurements a window, and windows of platforms and versions; those that heard of nothing for longest go.
-WINDOW, _MOST_WINDOWS = 2000, 256
+WINDOW, _MAX_WINDOWS = 2000, 256
 #: Measurements that wait to be scored.
-_MOST_UNSCORED = 20_000
+_MAX_UNSCORED = 20_000
 
 #: Platform and version.
 _Key = tuple[str, str]
@@ -75,7 +75,7 @@ class Quality:
             id_, came = hash(entry.id), _Came(entry.worker, record)
             for version in {entry.version, serving} - {"", None}:
                 self._take((entry.platform, str(version)), id_, time_s, came)
-        if sum(map(len, self._unscored.values())) > _MOST_UNSCORED:
+        if sum(map(len, self._unscored.values())) > _MAX_UNSCORED:
             self._score()
 
     def _take(self, key: _Key, id_: int, time_s: float, came: _Came) -> None:
@@ -125,7 +125,7 @@ class Quality:
             window = self._windows[key] = ErrorWindow(WINDOW)
         self._at_gate[key] = at_gate
         self._windows.move_to_end(key)
-        while len(self._windows) > _MOST_WINDOWS:
+        while len(self._windows) > _MAX_WINDOWS:
             gone, _ = self._windows.popitem(last=False)
             del self._at_gate[gone]
         return window
