@@ -44,7 +44,7 @@ from tlp_service.versions.registry import Registry
 log = logging.getLogger(__name__)
 
 #: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
-_MOST = 50_000
+_MAX_RECORDS = 50_000
 
 
 def learn(
@@ -203,7 +203,7 @@ class _Step:
     ) -> dict[PlatformKind, TrainingSet]:
         """Return the records of a platform, of the kinds that the version has a network for."""
         try:
-            records = list(valid_records(stored_records(store, [platform], _MOST), report))
+            records = list(valid_records(stored_records(store, [platform], _MAX_RECORDS), report))
         except (OSError, BadRecords, pa.ArrowException) as error:
             raise Refusal("unreadable", f"the records of {platform} cannot be read: {error}") from None
         check_costs([record for _, record in records])
