@@ -74,11 +74,7 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     map_large_allocations()
     engine = start_engine(settings)
-    # What is here by now stays. Else each full collection, of which the lists of large bodies cause many, would look
-    # through it, for longer than a batch takes and with all other threads standing.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
+    _spare_garbage_collection()
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         listener = stack.enter_context(_listen(settings.host, settings.port))
@@ -91,20 +87,34 @@ def serve(settings: Settings) -> int:
             stack.callback(_start_beside("recorder", settings, redis_url).stop)
         if wants_trainer:
             stack.callback(_start_beside("trainer", settings, redis_url).stop)
-        app = create_app(settings, engine, redis_url)
-        connections = Connections(limits_of_process())
-        config = uvicorn.Config(
-            app,
-            http=protocol_of(connections),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        _run(_Server(config, engine, connections), listener)
+        _run(_server(settings, engine, redis_url), listener)
     leave_stuck_threads("tlp-versions", "tlp-score", "tlp-read")
     return 0
+
+
+def _spare_garbage_collection() -> None:
+    """Exempt all objects of the start from garbage collection.
+
+    Else each full collection, of which the lists of large bodies cause many, would look through them, for longer than a batch takes
+    and with all other threads standing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+
+
+def _server(settings: Settings, engine: Engine, redis_url: str) -> _Server:
+    connections = Connections(limits_of_process())
+    config = uvicorn.Config(
+        create_app(settings, engine, redis_url),
+        http=protocol_of(connections),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return _Server(config, engine, connections)
 
 
 def _log_settings(settings: Settings) -> None:
