@@ -6,9 +6,9 @@ from models import write_linear_version
 from redis_servers import url_fixture
 from registries import BACK_ENDS
 
-from tlp_service.processes.server import start_engine
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.serving.engine import start_engine
 from tlp_service.settings import read_settings
 
 url = url_fixture("valkey")

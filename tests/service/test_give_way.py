@@ -7,8 +7,9 @@ import time as real_time
 import pytest
 from serving import HANG_S, at_once
 
-from tlp_service.api.service import Caller, Reading
+from tlp_service.api.service import Caller
 from tlp_service.scheduling.give_way import GiveWay
+from tlp_service.scheduling.reading import Reading
 
 
 class Time:
