@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 from forms import IDS, OUTBOX_URL, PLATFORM, RELEASES
-from serving import start
+from serving import start, until
+
+from tlp_service.versions.registry import Registry
 
 pytestmark = pytest.mark.parametrize("release", RELEASES, ids=IDS)
 
@@ -38,6 +40,31 @@ def test_the_bytes_of_its_requests_are_answered_as_they_were(server, release):
             assert [entry["record"] for entry in told.pop("rejected")] == [1]
             del answers[name]["rejected"]
         assert told == answers[name]
+
+
+def test_its_registry_is_served_and_its_versions_score_as_they_did(release, tmp_path):
+    """What its journal names serves, and any of its versions can be activated.
+
+    Scores of a real network may differ in the last bits between processors.
+    """
+    shutil.copytree(release.folder / "registry", tmp_path / "registry")
+    answers = release.json("answers.json")
+    with start(tmp_path / "server", registry=tmp_path / "registry", registry_poll_s=0.05) as server:
+        answer = server.post("/v1/predict", release.bytes("predict_request.json"))[1]
+        assert answer["version"] == release.version.name
+        assert answer["scores"] == answers["predict"]["scores"]
+        for folder in release.versions[1:]:
+            Registry(tmp_path / "registry").activate(folder.name, "test")
+            until(lambda name=folder.name: json.loads(server.get("/health/ready")[1])["version"] == name)
+            model = folder.name.split("-")[0]
+            request = release.json(f"predict_{model}_request.json")
+            for platform, known in answers[f"predict_{model}"].items():
+                request["task"]["platform"] = None if platform == "None" else platform
+                answer = server.post("/v1/predict", request)[1]
+                assert answer["version"] == known["version"] == folder.name
+                assert answer["errors"] == []
+                for name in ("scores", "validity"):
+                    assert answer[name] == pytest.approx(known[name], rel=1e-6)
 
 
 def test_its_connection_predicts(server, release):

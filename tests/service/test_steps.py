@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-from models import write_linear_version
 from serving import HANG_S, at_once
 
 from tlp_client.errors import InvalidRequest
@@ -24,8 +23,7 @@ from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.reading import SLICE, Reading
 from tlp_service.scheduling.steps import advance, finished
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.serving.engine import start_engine
-from tlp_service.settings import read_settings, shipped_model
+from tlp_service.settings import shipped_model
 
 
 def reservation() -> Reservation:
@@ -140,13 +138,6 @@ def test_a_deadline_that_passes_while_a_body_is_read_ends_that():
         work.future.result(HANG_S)
     executor.close()
     assert gate.made == 1
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = start_engine(read_settings(model=write_linear_version(tmp_path / "version"), data_dir=tmp_path))
-    yield engine
-    engine.close()
 
 
 def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
