@@ -1,7 +1,7 @@
 """Letters of an outbox on disk, for the next process if this one is killed.
 
-A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service and the platform that the letters are
-for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
+A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service, platform and dialect that the letters
+are for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
 it as long as it lives; a file without a lock is adopted by the next process that sends to the same address. Lines of it that
 cannot be read go to the quarantine (`tlp_client.quarantine`).
 
@@ -82,13 +82,15 @@ class Spool:
         Of the service.
     platform : str or None
         That the letters are for. It is part of the address because requests state it and ids are made with it.
+    dialect : str or None
+        Dialect of the letters; None for the default one. It is part of the address for the same reasons.
     """
 
-    def __init__(self, folder: Path, url: str, platform: str | None) -> None:
+    def __init__(self, folder: Path, url: str, platform: str | None, dialect: str | None = None) -> None:
         self.folder = folder
-        address = f"{url.rstrip('/')}\n{platform}".encode()
-        self._address = hashlib.sha256(address).hexdigest()[:16]  # a URL may hold a password
-        self.quarantine = Quarantine(folder, self._address)
+        address = "\n".join([url.rstrip("/"), str(platform), *([] if dialect is None else [dialect])])
+        self._address = hashlib.sha256(address.encode()).hexdigest()[:16]  # a URL may hold a password
+        self.quarantine = Quarantine(folder, self._address, dialect)
         self._file: LockedFile | None = None
         self._sizes: dict[str, int] = {}  # of the lines that are needed, by id
         self._needed_bytes = 0

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tlp_client.bounded import BoundedCache, memory_of
+from tlp_client.dialects.registry import stated_name
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
@@ -34,11 +35,12 @@ SCHEMA = pa.schema(
         pa.field("log_version", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("line", pa.int32(), nullable=False),
+        pa.field("dialect", pa.string()),
     ]
 )
 
 #: Columns of few distinct values, which Parquet shall number; in the others it would look for them in vain.
-REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
+REPEATED = ["platform", "target", "workload_key", "log_version", "source", "dialect"]
 
 
 #: Bytes of the primitives and texts that are remembered.
@@ -100,7 +102,7 @@ class Rows:
         """Add a record that stands on a line of a log."""
         task = record.task
         row = (
-            self._id(line),
+            self._id(line, task.dialect),
             self._platform,
             task.target,
             task.workload_key,
@@ -113,6 +115,7 @@ class Rows:
             record.version,
             source,
             number,
+            stated_name(task.dialect),
         )
         self._rows.append(row)
 
@@ -121,9 +124,11 @@ class Rows:
         columns = zip(SCHEMA, zip(*self._rows, strict=True), strict=True)
         return pa.table([_array(column, field.type) for field, column in columns], schema=SCHEMA)
 
-    def _id(self, line: bytes) -> bytes:
-        """Return the id of a record: the same line on the same platform is the same measurement, wherever it stands."""
+    def _id(self, line: bytes, dialect: str) -> bytes:
+        """Return the id of a record: the same line of a dialect on the same platform is the same measurement, wherever it stands."""
         hashed = self._hash.copy()
+        if (stated := stated_name(dialect)) is not None:
+            hashed.update(f"{stated}\n".encode())
         hashed.update(line.removeprefix(BOM_UTF8).strip())
         return hashed.digest()
 

@@ -14,6 +14,7 @@ from tlp_client.wire.predict import PredictRequest
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
 from tlp_service.scheduling.steps import Steps, finished
 from tlp_service.scoring.candidates import Candidates
+from tlp_service.scoring.dialects import check_dialect
 from tlp_service.scoring.inputs import Inputs, check_features, empty_inputs, inputs_in_steps
 from tlp_service.scoring.network import Device, OnnxNetwork
 from tlp_service.scoring.score_map import map_scores
@@ -126,13 +127,13 @@ class Scorer:
             If the version does not know the platform.
         InvalidBody
             If a candidate is invalid and the request does not ask for errors by candidate, or if
-            neither platform nor target decides the network.
+            neither platform nor target decides the network, or the version does not read the dialect.
         """
         return finished(self.prepare_in_steps(request))
 
     def prepare_in_steps(self, request: PredictRequest) -> Steps[Prepared]:
         """Do what `prepare` does, in steps of bounded time."""
-        network = choose_network(self.manifest, request.platform, request.target)
+        network = self._network_of(request)
         (inputs,) = yield from inputs_in_steps([(network, request)])
         return self._prepared(network, request, inputs)
 
@@ -143,7 +144,7 @@ class Scorer:
         found: list[Network | InvalidBody | UnknownName] = []
         for request in requests:
             try:
-                found.append(choose_network(self.manifest, request.platform, request.target))
+                found.append(self._network_of(request))
             except (InvalidBody, UnknownName) as error:
                 found.append(error)
         asked = [(n, r) for n, r in zip(found, requests, strict=True) if isinstance(n, Network)]
@@ -152,6 +153,10 @@ class Scorer:
             self._prepared(network, request, next(inputs)) if isinstance(network, Network) else network
             for network, request in zip(found, requests, strict=True)
         ]
+
+    def _network_of(self, request: PredictRequest) -> Network:
+        check_dialect(request.dialect)
+        return choose_network(self.manifest, request.platform, request.target)
 
     def _prepared(self, network: Network, request: PredictRequest, inputs: Inputs) -> Prepared:
         errors = dict(request.errors)

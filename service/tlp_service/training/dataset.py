@@ -19,6 +19,7 @@ from tlp_service.evaluation.plausible import is_plausible
 from tlp_service.records.files import log_records
 from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.split import Part, check_no_leak
+from tlp_service.scoring.dialects import READABLE
 from tlp_service.training.encoders import Encoder
 
 
@@ -108,7 +109,9 @@ def valid_records(
 ) -> Iterator[tuple[str, Record]]:
     """Yield the valid records that have a platform, or also those of failed runs, which show what fails; the rest is counted by cause."""
     for platform, record in records:
-        if not record.is_valid and not with_failed:
+        if record.task.dialect not in READABLE:
+            report.counts[f"left out: dialect {record.task.dialect!r}, which no features read"] += 1
+        elif not record.is_valid and not with_failed:
             report.counts["left out: failed or implausible run"] += 1
         elif platform is None:
             report.counts["left out: no platform"] += 1
