@@ -1,0 +1,309 @@
+"""A second dialect needs nothing but its own file: the toy is registered, scored, measured, stored and read from here alone.
+
+Run as a program, this file is ``tlp`` with the toy registered.
+"""
+
+import contextlib
+import dataclasses
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tlp_client.breaker import CircuitBreaker
+from tlp_client.connection import Connection
+from tlp_client.dialects.dialect import Dialect
+from tlp_client.dialects.registry import register
+from tlp_client.errors import InvalidInput, InvalidPrimitive, InvalidRecord
+from tlp_client.fallback import LocalFallback
+from tlp_client.primitives import Primitive
+from tlp_client.records import Record
+from tlp_client.tasks import Task
+from tlp_client.tuning_client import TuningClient
+
+PROGRAM, TARGET = "for i: for j: c[i,j] = a[i,j]", "llvm -mcpu=core-avx2"
+
+
+class Toy(Dialect):
+    """A tuner of two kinds of steps, whose candidates are texts such as ``tile 3 i:4 j:8; unroll 1``."""
+
+    name = "toy"
+    versions = ("1", "2")
+    kinds: ClassVar = {"tile": 2, "unroll": 1}
+
+    def read_arguments(self, kind, args):
+        if len(args) != self.kinds[kind] or type(args[0]) is not int:
+            raise InvalidPrimitive(f"{kind} takes {self.kinds[kind]} arguments, a number first, not {args}")
+        return args[0], *(tuple(map(tuple, tiles)) for tiles in args[1:])
+
+    def read_record(self, document):
+        if not isinstance(document, dict) or document.get("toy") not in self.versions:
+            raise InvalidRecord(f"expected a record of toy {' or '.join(self.versions)}")
+        task = Task(*document["on"], dialect=self.name)
+        steps = self.read_primitives(document["did"])
+        took = document["took"]
+        costs = (took,) if took is not None else (0.0,)
+        return Record(task, steps, costs, int(took is None), 0.0, document["at"], document["toy"])
+
+    def record_json(self, record):
+        return {
+            "toy": record.version,
+            "on": self.task_json(record.task),
+            "did": [step.to_json() for step in record.primitives],
+            "took": record.costs[0] if record.is_valid else None,
+            "at": record.timestamp,
+        }
+
+    def task_json(self, task):
+        return [task.workload_key, task.target]
+
+    def split_primitives(self, candidates):
+        known = {}
+        found = [
+            [known.setdefault(step, len(known)) for step in text.split("; ") if step] for text in candidates
+        ]
+        return [json.dumps(step_of(text)) for text in known], found
+
+    def workload(self, key):
+        return f"toy program {key.replace(' ', '')}"
+
+
+def step_of(text):
+    """Return the JSON of a step's text: ``tile 3 i:4`` is ``["tile", 3, [["i", 4]]]``."""
+    kind, stage, *tiles = text.split()
+    more = [[[loop, int(size)] for loop, _, size in (tile.partition(":") for tile in tiles)]] if tiles else []
+    return [kind, int(stage), *more]
+
+
+register(Toy())
+
+
+class ToyTuner:
+    """The toy's own objects are a program, texts, pairs of both, and seconds."""
+
+    dialect = "toy"
+
+    def describe(self, task):
+        return Task(task, TARGET, dialect=self.dialect)
+
+    def candidates(self, task, candidates):
+        return list(candidates)
+
+    def line(self, measured, result):
+        program, text = measured
+        steps = [step_of(step) for step in text.split("; ") if step]
+        return json.dumps({"toy": "2", "on": [program, TARGET], "did": steps, "took": result, "at": 7})
+
+    def workload_key(self, measured):
+        return measured[0]
+
+
+def score_the_toy():
+    """Have the linear network of the tests score the toy by its steps' numbers; in place of a model family that reads it."""
+    from tlp_service.scoring import scorer
+
+    inputs_in_steps = scorer.inputs_in_steps
+
+    def translated(asked):
+        requests = [
+            dataclasses.replace(
+                request, primitives=[Primitive("CI", step.args[:1]) for step in request.primitives]
+            )
+            for _, request in asked
+        ]
+        return (
+            yield from inputs_in_steps(
+                [(network, request) for (network, _), request in zip(asked, requests, strict=True)]
+            )
+        )
+
+    scorer.inputs_in_steps = translated
+    scorer.check_dialect = lambda dialect: None
+
+
+if __name__ == "__main__":
+    from tlp_service.cli import main
+
+    score_the_toy()
+    sys.exit(main())
+
+import pyarrow.compute as pc
+from models import linear_score, write_linear_version
+from serving import Server, start
+
+from tlp_service.measurements.embedded import embedded_redis
+from tlp_service.measurements.recorder import Recorder
+from tlp_service.records.reader import stored_records, stored_sources
+from tlp_service.records.report import platform_lines
+from tlp_service.records.store import RecordStore
+from tlp_service.training.dataset import ImportReport, valid_records
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    return write_linear_version(tmp_path_factory.mktemp("linear"))
+
+
+@pytest.fixture
+def url(tmp_path):
+    with embedded_redis(tmp_path / "redis") as url:
+        yield url
+
+
+@pytest.fixture
+def server(tmp_path, version, url):
+    """A server that knows the toy."""
+    python = tmp_path / "python"
+    tests = Path(__file__).parent.parent
+    python.write_text(f'#!/bin/sh\nshift 2\nPYTHONPATH={tests} exec {sys.executable} {__file__} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    with Server(str(python), tmp_path / "data", model=version, redis_url=url) as server:
+        yield server
+
+
+def toy_request(*candidates, **more):
+    task = {"workload_key": PROGRAM, "target": TARGET, "platform": "epyc", "dialect": "toy"}
+    return {
+        "format": 1,
+        "task": task,
+        "candidates": [[step_of(s) for s in c.split("; ")] for c in candidates],
+        **more,
+    }
+
+
+def client_of(server, folder):
+    connection = Connection(server.url, platform="epyc", dialect="toy", breaker=CircuitBreaker(failures=1000))
+    return TuningClient(
+        ToyTuner(), LocalFallback(None), server.url, worker="w", outbox_dir=folder, connection=connection
+    )
+
+
+def record_all(url, store):
+    """Move all that is in the stream into a store, in this process, which knows the toy."""
+    with contextlib.closing(Recorder(url, store, "one")) as recorder:
+        while moved := recorder.step():
+            assert moved.dead == {}
+            if not moved.records:
+                return
+
+
+def test_candidates_of_the_toy_are_scored_over_a_socket(server):
+    status, answer = server.post("/v1/predict", toy_request("tile 3 i:4 j:8; unroll 1", "unroll 2"))
+    assert (status, answer["scores"]) == (200, [linear_score(4), linear_score(2)])
+    request = toy_request("unroll 2", "bind 1", "unroll 1 i:4", on_invalid="report")
+    status, answer = server.post("/v1/predict", request)
+    assert (status, answer["scores"]) == (200, [linear_score(2), None, None])
+    assert "unknown primitive kind 'bind'; known: tile unroll" in answer["errors"][0]["error"]
+    log = ToyTuner().line((PROGRAM, "unroll 5"), 0.5).encode()
+    kind = "application/x-ndjson"
+    status, answer = server.post("/v1/predict?platform=epyc&dialect=toy", log, kind)
+    assert (status, answer["scores"]) == (200, [linear_score(5)])
+
+
+def test_the_default_dialect_is_read_beside_the_toy_as_ever(server):
+    task = {"workload_key": "[]", "target": "llvm"}
+    ansor = {"format": 1, "task": task, "candidates": [[["CI", 3]]]}
+    assert server.post("/v1/predict", ansor)[1]["scores"] == [linear_score(3)]
+    status, answer = server.post("/v1/predict", {**ansor, "candidates": [[["unroll", 3]]]})
+    assert (status, answer["code"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize("route", ["/v1/predict?dialect=unheard", "/v1/measurements?dialect=unheard"])
+def test_a_dialect_that_nobody_registered_is_refused_with_those_that_are_known(server, route, measured_lines):
+    predict = toy_request("unroll 2")
+    predict["task"]["dialect"] = "unheard"
+    measured = {"format": 1, "worker": "w", "dialect": "unheard", "records": [{}]}
+    body = predict if "predict" in route else measured
+    for answer in (
+        server.post(route.partition("?")[0], body),
+        server.post(route, measured_lines[0].encode(), "application/x-ndjson"),
+    ):
+        assert (answer[0], answer[1]["code"]) == (422, "unsupported")
+        assert "dialect: expected one of ansor, toy, got 'unheard'" in answer[1]["error"]
+
+
+def test_a_search_by_the_toy_is_scored_and_all_it_measured_is_stored(server, url, tmp_path, measured_lines):
+    client = client_of(server, tmp_path / "outbox")
+    assert client.predict(PROGRAM, ["unroll 1", "tile 3 i:4; unroll 1", "unroll 1"]) == [
+        linear_score(1),
+        linear_score(4),
+        linear_score(1),
+    ]
+    measured = [(PROGRAM, "unroll 1"), (PROGRAM, "tile 3 i:4; unroll 1"), (PROGRAM, "tile 0 j:2")]
+    client.finish_round(measured, [0.5, 0.25, None])
+    client.update(measured, [0.5, 0.25, None])
+    assert client.outbox.flush(60)
+    assert (client.outbox.acknowledged, client.outbox.rejected, client.counts.fallbacks) == (3, 0, 0)
+    log = "\n".join(ToyTuner().line(*pair) for pair in zip(measured, [0.5, 0.25, None], strict=True)).encode()
+    query = "/v1/measurements?worker=w&platform=epyc&dialect=toy"
+    assert server.post(query, log, "application/x-ndjson")[1]["duplicates"] == 3
+    ansor = {"id": "a", "record": json.loads(measured_lines[0])}
+    body = {"format": 1, "worker": "w", "platform": "epyc", "records": [ansor]}
+    assert server.post("/v1/measurements", body)[1]["accepted"] == 1
+    client.outbox.close()
+
+    store = RecordStore.create(tmp_path / "store")
+    record_all(url, store)
+    rows = store.read("epyc")
+    assert sorted(rows["dialect"].to_pylist(), key=str) == [None, "toy", "toy", "toy"]
+    toy = rows.filter(pc.equal(rows["dialect"], "toy"))
+    assert sorted(toy["primitives"].to_pylist()) == [
+        '[["tile",0,[["j",2]]]]',
+        '[["tile",3,[["i",4]]],["unroll",1]]',
+        '[["unroll",1]]',
+    ]
+    assert set(toy["log_version"].to_pylist()) == {"2"}
+    found = {record.task.dialect: record for _, record in stored_records(store)}
+    assert found.keys() == {"ansor", "toy"}
+    records = [record for _, record in stored_records(store) if record.task.dialect == "toy"]
+    assert {record.task for record in records} == {Task(PROGRAM, TARGET, dialect="toy")}
+    assert sorted((record.is_valid, record.costs) for record in records)[1:] == [
+        (True, (0.25,)),
+        (True, (0.5,)),
+    ]
+    assert set(records) == {Toy().read_record(json.loads(line)) for line in log.splitlines()}
+
+    workloads = {workload for workload, _ in stored_sources(store)}
+    assert workloads == {found["ansor"].task.workload, "toy program " + PROGRAM.replace(" ", "")}
+    assert [line.split()[:4] for line in platform_lines(store)] == [["epyc", "4", "1", "2"]]
+    store.compact()
+    assert sorted(map(repr, stored_records(RecordStore(store.folder)))) == sorted(
+        map(repr, stored_records(store))
+    )
+
+
+def test_no_model_learns_from_what_its_features_do_not_read():
+    lines = [ToyTuner().line((PROGRAM, text), 0.5) for text in ("unroll 1", "unroll 2")]
+    records = [("epyc", Toy().read_record(json.loads(line))) for line in lines]
+    report = ImportReport()
+    assert list(valid_records(records, report)) == []
+    assert report.counts == {"left out: dialect 'toy', which no features read": 2}
+
+
+def test_a_server_that_does_not_know_the_toy_refuses_it_and_loses_nothing(tmp_path, version, caplog):
+    with start(tmp_path / "data", model=version) as server:
+        status, answer = server.post("/v1/predict", toy_request("unroll 2"))
+        assert (status, answer["code"]) == (422, "unsupported")
+        assert "task.dialect: expected one of ansor, got 'toy'" in answer["error"]
+        client = client_of(server, tmp_path / "outbox")
+        assert len(client.predict(PROGRAM, ["unroll 1", "unroll 2"])) == 2
+        client.update([(PROGRAM, "unroll 1")], [0.5])
+        assert not client.outbox.flush(0.5)
+        assert (client.outbox.waiting, client.outbox.rejected, client.counts.fallbacks) == (1, 0, 1)
+        client.outbox.close()
+    assert "falling back" in caplog.text
+    assert "update the older one" in caplog.text
+
+
+def test_a_version_whose_features_do_not_read_the_toy_refuses_it(version):
+    from tlp_client.wire.predict import read_predict
+    from tlp_service.errors import InvalidBody
+    from tlp_service.scoring.scorer import Scorer
+
+    with pytest.raises(InvalidBody, match=r"task.dialect: expected .*\(ansor\), got 'toy'") as refused:
+        Scorer(version).prepare(read_predict(toy_request("unroll 2")))
+    assert refused.value.code == "unsupported"
+    assert not isinstance(refused.value, InvalidInput)
