@@ -28,14 +28,14 @@ from timing import median_and_range, seconds_of
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import index_primitives, request_of
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import read_weights
-from tlp_service.models.published import PublishedNetwork
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.network import usable_cpus
-from tlp_service.scoring.plan import Plan
+from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.network import usable_cpus
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import PublishedNetwork
+from tlp_service.families.published.plan import RowPlan
 from tlp_service.serve import start_engine
 from tlp_service.settings import Settings, shipped_model
+from tlp_service.training.export import read_weights
 
 #: of the padded network
 CHUNKS = {"cpu": (16, 32, 64, 256), "cuda": (256, 512, 1024)}
@@ -133,10 +133,10 @@ class Floor:
 
 
 class Base:
-    """The same candidates by `base`: what makes its nests in Python, and its network."""
+    """The same candidates by `loopnest`: what makes its nests in Python, and its network."""
 
     def __init__(self, records, device):
-        self._engine = start_engine(Settings(model=shipped_model("base"), device=device))
+        self._engine = start_engine(Settings(model=shipped_model("loopnest"), device=device))
         task = records[0].task
         self._request = request_of(task, (record.primitives for record in records))
         network = self._engine.versions.serving.manifest.network(platform_kind(task.target))
@@ -164,7 +164,7 @@ class Comparison:
         primitives, indices, lengths = index_primitives(r.primitives for r in records)
         self.candidates, self.primitives, self.distinct = len(records), len(indices), len(primitives)
         self.table, _ = features.rows(primitives)
-        self.plan = Plan.of(indices, lengths, features.steps)
+        self.plan = RowPlan.of(indices, lengths, features.steps)
         self._engine = engine
         network = PublishedNetwork(features.width).eval()
         of_kind = engine.versions.serving.manifest.network(kind)

@@ -4,7 +4,7 @@ For 2,048 sampled states of each of three operators, all measured in turn in one
 
 (a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature extraction alone; (c) the padded
 network in one ONNX call; (d) in its best chunk; (e) our engine in-process, all of `published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
-(g) and (h) the same for `base`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
+(g) and (h) the same for `loopnest`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
 five generations with each cost model. The candidates are left in ``--out``, for the other benchmarks.
 
     .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --out FOLDER
@@ -186,7 +186,7 @@ def bars(calls):
     """Return the ratios that issue and README speak of, from medians of one run."""
     median = {name: seconds[0] for name, seconds in calls.items()}
     cold = median["(f) TLPRemoteModel, cold"]
-    # The server serves `base`.
+    # The server serves `loopnest`.
     of_base = median["(g) base, nests"] + median["(h) base, engine"]
     beyond_engine = cold - of_base
     return {

@@ -266,7 +266,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         help="one record store, or tuning logs or folders of them",
     )
     add("--out", type=_path, required=True, help="folder that gets the model version")
-    add("--model", choices=("base", "published", "published-mtl"), default="base", help="what to train")
+    add("--model", help="what to train: a model of a family (default: the one that is shipped)")
     add(
         "--from",
         type=_path,
@@ -341,7 +341,7 @@ def _rate(text: str) -> float:
 _FIT_OPTIONS: dict[str, dict[str, Any]] = {
     "loss": {
         "choices": ("rank", "mse", "combined"),
-        "help": "published rank loss; mean squared error; or log error and pairs (base: combined, published: rank)",
+        "help": "published rank loss; mean squared error; or log error and pairs (default: the model's own)",
     },
     "pairs": {"choices": ("task", "batch"), "help": "where the rank loss forms pairs (task)"},
     "epochs": {"type": _positive, "help": "largest number of epochs"},
@@ -370,12 +370,13 @@ def _share(text: str) -> tuple[str, float]:
 def _train(arguments: argparse.Namespace) -> int:
     import dataclasses
 
+    from tlp_service.families import preset_named
     from tlp_service.records.platforms import PlatformTable
-    from tlp_service.training.presets import preset_named
+    from tlp_service.settings import DEFAULT_MODEL
     from tlp_service.training.train import TrainCommand, train
 
     table = arguments.platforms and PlatformTable.read(arguments.platforms, arguments.only_shippable)
-    preset = preset_named(arguments.model)
+    preset = preset_named(arguments.model or DEFAULT_MODEL)
     names = [name.replace("-", "_") for name in _FIT_OPTIONS]
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if arguments.source is not None:

@@ -23,6 +23,7 @@ from tlp_service.api.connections import Connections, limits_of_process
 from tlp_service.api.protocol import protocol_of
 from tlp_service.api.service import UNITS_PER_BYTE, Engine, Reading
 from tlp_service.children import Child
+from tlp_service.engine.candidates import Candidates
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.idle_memory import IdleMemory, map_large_allocations
 from tlp_service.measurements.embedded import embedded_redis
@@ -31,11 +32,10 @@ from tlp_service.redis_url import ineffective_options
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.give_way import GiveWay
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.first import load_first
-from tlp_service.scoring.follower import Follower
-from tlp_service.scoring.loader import VersionLoader
-from tlp_service.scoring.versions import Versions
+from tlp_service.serving.first import load_first
+from tlp_service.serving.follower import Follower
+from tlp_service.serving.loader import VersionLoader
+from tlp_service.serving.versions import Versions
 from tlp_service.settings import Settings
 from tlp_service.stuck_threads import leave_stuck_threads
 from tlp_service.versions.registry import Registry

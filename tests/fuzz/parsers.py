@@ -39,7 +39,7 @@ from tlp_service.versions.journal import Activation, Journal, Mark
 from tlp_service.versions.manifest import parse_manifest, read_manifest
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-BASE = read_manifest(shipped_model("base"))
+BASE = read_manifest(shipped_model("loopnest"))
 #: Bytes that a damaged gzip stream may become.
 MOST_INFLATED = 1 << 20
 #: Records of the valid file beside a damaged one.

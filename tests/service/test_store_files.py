@@ -330,10 +330,10 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
 
 @pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
-    from tlp_service.training.presets import PRESETS
+    from tlp_service.families import preset_named
 
     small = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
-    monkeypatch.setattr(type(PRESETS["base"]), "architecture", small)
+    monkeypatch.setattr(type(preset_named("loopnest")), "architecture", small)
     store.append([rows_of(line_set, p) for p, line_set in (("aaa", _lines()), ("zzz", _lines()))])
     damage = damaged.parent
     assert main(["train", "--records", str(store.folder), "--out", str(tmp_path / "v"), "--epochs", "1"]) == 0

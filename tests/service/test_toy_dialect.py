@@ -1,28 +1,38 @@
-"""A second dialect needs nothing but its own file: the toy is registered, scored, measured, stored and read from here alone.
+"""A second dialect needs nothing but its own file: the toy is scored, measured, stored and read from here alone.
 
-Run as a program, this file is ``tlp`` with the toy registered.
+The server and its recorder find the toy, and a model family that reads it, by the entry points of a distribution that this test makes.
 """
 
-import contextlib
 import dataclasses
 import json
-import stat
-import sys
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+import pyarrow.compute as pc
 import pytest
+from models import linear_score, write_linear_version
+from serving import start, until
 
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.connection import Connection
 from tlp_client.dialects.dialect import Dialect
 from tlp_client.dialects.registry import register
-from tlp_client.errors import InvalidInput, InvalidPrimitive, InvalidRecord
+from tlp_client.errors import InvalidPrimitive, InvalidRecord
 from tlp_client.fallback import LocalFallback
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import Task
 from tlp_client.tuning_client import TuningClient
+from tlp_client.wire.predict import read_predict
+from tlp_service.errors import InvalidBody
+from tlp_service.families.published.family import Published
+from tlp_service.records.reader import stored_records, stored_sources
+from tlp_service.records.report import platform_lines
+from tlp_service.records.store import RecordStore
+from tlp_service.scoring.scorer import Scorer
+from tlp_service.training.dataset import ImportReport, valid_records
+from tlp_service.versions.manifest import read_manifest, version_name, write_version
 
 PROGRAM, TARGET = "for i: for j: c[i,j] = a[i,j]", "llvm -mcpu=core-avx2"
 
@@ -78,9 +88,6 @@ def step_of(text):
     return [kind, int(stage), *more]
 
 
-register(Toy())
-
-
 class ToyTuner:
     """The toy's own objects are a program, texts, pairs of both, and seconds."""
 
@@ -101,66 +108,64 @@ class ToyTuner:
         return measured[0]
 
 
-def score_the_toy():
-    """Have the linear network of the tests score the toy by its steps' numbers; in place of a model family that reads it."""
-    from tlp_service.scoring import scorer
+class ToySteps(Published):
+    """A family that reads the toy: to the network, a step is what inlining the stage of its number is."""
 
-    inputs_in_steps = scorer.inputs_in_steps
+    name = "toy-steps"
+    models = ()
+    dialects = ("toy",)
 
-    def translated(asked):
-        requests = [
-            dataclasses.replace(
-                request, primitives=[Primitive("CI", step.args[:1]) for step in request.primitives]
-            )
-            for _, request in asked
-        ]
-        return (
-            yield from inputs_in_steps(
-                [(network, request) for (network, _), request in zip(asked, requests, strict=True)]
-            )
-        )
-
-    scorer.inputs_in_steps = translated
-    scorer.check_dialect = lambda dialect: None
+    def inputs_in_steps(self, asked):
+        translated = []
+        for network, request in asked:
+            steps = [Primitive("CI", step.args[:1]) for step in request.primitives]
+            translated.append((network, dataclasses.replace(request, primitives=steps)))
+        return (yield from super().inputs_in_steps(translated))
 
 
-if __name__ == "__main__":
-    from tlp_service.cli import main
+ENTRY_POINTS = """
+[tlp_client.dialects]
+toy = test_toy_dialect:Toy
+broken = test_toy_dialect:missing
 
-    score_the_toy()
-    sys.exit(main())
+[tlp_service.families]
+toy-steps = test_toy_dialect:ToySteps
+"""
 
-import pyarrow.compute as pc
-from models import linear_score, write_linear_version
-from serving import Server, start
 
-from tlp_service.measurements.embedded import embedded_redis
-from tlp_service.measurements.recorder import Recorder
-from tlp_service.records.reader import stored_records, stored_sources
-from tlp_service.records.report import platform_lines
-from tlp_service.records.store import RecordStore
-from tlp_service.training.dataset import ImportReport, valid_records
+@pytest.fixture(scope="module", autouse=True)
+def _toy():
+    register(Toy())
 
 
 @pytest.fixture(scope="module")
 def version(tmp_path_factory):
+    """A version that scores the sum of the stages, of Ansor's candidates."""
     return write_linear_version(tmp_path_factory.mktemp("linear"))
 
 
-@pytest.fixture
-def url(tmp_path):
-    with embedded_redis(tmp_path / "redis") as url:
-        yield url
+@pytest.fixture(scope="module")
+def toy_version(tmp_path_factory, version):
+    """The same for the toy: a version scores what its family reads."""
+    before = read_manifest(version)
+    networks = [msgspec.structs.replace(network, features="toy-steps") for network in before.networks]
+    manifest = msgspec.structs.replace(
+        before, version=version_name("toy", networks), model="toy", networks=networks
+    )
+    files = {name: version / name for network in networks for name in network.files}
+    return write_version(tmp_path_factory.mktemp("toy"), manifest, files)
 
 
 @pytest.fixture
-def server(tmp_path, version, url):
-    """A server that knows the toy."""
-    python = tmp_path / "python"
-    tests = Path(__file__).parent.parent
-    python.write_text(f'#!/bin/sh\nshift 2\nPYTHONPATH={tests} exec {sys.executable} {__file__} "$@"\n')
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    with Server(str(python), tmp_path / "data", model=version, redis_url=url) as server:
+def server(tmp_path, toy_version, monkeypatch):
+    """A server whose environment has the toy."""
+    distribution = tmp_path / "installed" / "toy-1.0.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text(ENTRY_POINTS)
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, (distribution.parent, here, here.parent))))
+    with start(tmp_path / "data", model=toy_version, recorder=1) as server:
         yield server
 
 
@@ -181,15 +186,6 @@ def client_of(server, folder):
     )
 
 
-def record_all(url, store):
-    """Move all that is in the stream into a store, in this process, which knows the toy."""
-    with contextlib.closing(Recorder(url, store, "one")) as recorder:
-        while moved := recorder.step():
-            assert moved.dead == {}
-            if not moved.records:
-                return
-
-
 def test_candidates_of_the_toy_are_scored_over_a_socket(server):
     status, answer = server.post("/v1/predict", toy_request("tile 3 i:4 j:8; unroll 1", "unroll 2"))
     assert (status, answer["scores"]) == (200, [linear_score(4), linear_score(2)])
@@ -203,12 +199,17 @@ def test_candidates_of_the_toy_are_scored_over_a_socket(server):
     assert (status, answer["scores"]) == (200, [linear_score(5)])
 
 
-def test_the_default_dialect_is_read_beside_the_toy_as_ever(server):
+def test_a_version_refuses_a_dialect_that_its_family_does_not_read(server, version):
     task = {"workload_key": "[]", "target": "llvm"}
     ansor = {"format": 1, "task": task, "candidates": [[["CI", 3]]]}
-    assert server.post("/v1/predict", ansor)[1]["scores"] == [linear_score(3)]
-    status, answer = server.post("/v1/predict", {**ansor, "candidates": [[["unroll", 3]]]})
-    assert (status, answer["code"]) == (422, "invalid")
+    status, answer = server.post("/v1/predict", ansor)
+    assert (status, answer["code"]) == (422, "unsupported")
+    assert "task.dialect: expected one that this model version reads (toy), got 'ansor'" in answer["error"]
+    scorer = Scorer(version)
+    assert scorer.score(read_predict(ansor)).scores == [linear_score(3)]
+    with pytest.raises(InvalidBody, match=r"task.dialect: expected .*\(ansor\), got 'toy'") as refused:
+        scorer.prepare(read_predict(toy_request("unroll 2")))
+    assert refused.value.code == "unsupported"
 
 
 @pytest.mark.parametrize("route", ["/v1/predict?dialect=unheard", "/v1/measurements?dialect=unheard"])
@@ -225,7 +226,7 @@ def test_a_dialect_that_nobody_registered_is_refused_with_those_that_are_known(s
         assert "dialect: expected one of ansor, toy, got 'unheard'" in answer[1]["error"]
 
 
-def test_a_search_by_the_toy_is_scored_and_all_it_measured_is_stored(server, url, tmp_path, measured_lines):
+def test_a_search_by_the_toy_is_scored_and_all_it_measured_is_stored(server, tmp_path, measured_lines):
     client = client_of(server, tmp_path / "outbox")
     assert client.predict(PROGRAM, ["unroll 1", "tile 3 i:4; unroll 1", "unroll 1"]) == [
         linear_score(1),
@@ -245,8 +246,10 @@ def test_a_search_by_the_toy_is_scored_and_all_it_measured_is_stored(server, url
     assert server.post("/v1/measurements", body)[1]["accepted"] == 1
     client.outbox.close()
 
-    store = RecordStore.create(tmp_path / "store")
-    record_all(url, store)
+    until(lambda: server.metric("tlp_measurement_stream_length") == 0)
+    until(lambda: json.loads(server.get("/v1/quality")[1])["platforms"])
+    server.stop()
+    store = RecordStore(tmp_path / "data" / "records")
     rows = store.read("epyc")
     assert sorted(rows["dialect"].to_pylist(), key=str) == [None, "toy", "toy", "toy"]
     toy = rows.filter(pc.equal(rows["dialect"], "toy"))
@@ -280,7 +283,8 @@ def test_no_model_learns_from_what_its_features_do_not_read():
     records = [("epyc", Toy().read_record(json.loads(line))) for line in lines]
     report = ImportReport()
     assert list(valid_records(records, report)) == []
-    assert report.counts == {"left out: dialect 'toy', which no features read": 2}
+    assert list(valid_records(records, ImportReport(), dialects=ToySteps.dialects)) == records
+    assert report.counts == {"left out: dialect 'toy', which the model does not read": 2}
 
 
 def test_a_server_that_does_not_know_the_toy_refuses_it_and_loses_nothing(tmp_path, version, caplog):
@@ -296,14 +300,3 @@ def test_a_server_that_does_not_know_the_toy_refuses_it_and_loses_nothing(tmp_pa
         client.outbox.close()
     assert "falling back" in caplog.text
     assert "update the older one" in caplog.text
-
-
-def test_a_version_whose_features_do_not_read_the_toy_refuses_it(version):
-    from tlp_client.wire.predict import read_predict
-    from tlp_service.errors import InvalidBody
-    from tlp_service.scoring.scorer import Scorer
-
-    with pytest.raises(InvalidBody, match=r"task.dialect: expected .*\(ansor\), got 'toy'") as refused:
-        Scorer(version).prepare(read_predict(toy_request("unroll 2")))
-    assert refused.value.code == "unsupported"
-    assert not isinstance(refused.value, InvalidInput)

@@ -165,7 +165,7 @@ def test_a_version_whose_weights_lie_in_another_file_is_refused(folder, place):
         read_manifest(folder)
 
 
-@pytest.mark.parametrize("model", ["base", "published"])
+@pytest.mark.parametrize("model", ["loopnest", "published"])
 def test_the_check_of_external_data_accepts_whole_networks_and_refuses_cut_ones(model):
     for file in shipped_model(model).glob("*.onnx"):
         content = file.read_bytes()
@@ -175,7 +175,7 @@ def test_the_check_of_external_data_accepts_whole_networks_and_refuses_cut_ones(
                 check_complete(io.BytesIO(content[:end]), "cut")
 
 
-@pytest.mark.parametrize("model", ["base", "published"])
+@pytest.mark.parametrize("model", ["loopnest", "published"])
 def test_the_shipped_version_is_whole(model):
     manifest = read_manifest(shipped_model(model))
     assert {n.platform_kind for n in manifest.networks} == {"cpu", "gpu"}
@@ -235,7 +235,7 @@ def test_a_network_that_serves_one_platform_takes_the_place_of_the_general_one_t
     assert choose_network(manifest, "gpu", K80_TARGET) == of_all
     assert (manifest.network("gpu"), manifest.serving("gpu", "a100")) == (general, general)
     assert manifest.numbered("gpu") == ["k80", "v100", "t4"]
-    assert version_name("base", manifest.networks) != version_name("base", manifest.networks[:-1])
+    assert version_name("loopnest", manifest.networks) != version_name("loopnest", manifest.networks[:-1])
     with pytest.raises(InvalidBody, match="'t4' is a gpu"):
         choose_network(manifest, "t4", "llvm")
 
@@ -267,7 +267,9 @@ def test_a_kind_without_a_network_is_unknown(tmp_path):
     assert unknown.value.code == "unknown_platform"
 
 
-@pytest.mark.parametrize(("model", "file"), [("base", "MODEL_CARD.md"), ("published", "PUBLISHED_CARD.md")])
+@pytest.mark.parametrize(
+    ("model", "file"), [("loopnest", "MODEL_CARD.md"), ("published", "PUBLISHED_CARD.md")]
+)
 def test_the_card_tells_the_figures_of_the_shipped_version(model, file):
     folder = shipped_model(model)
     manifest = read_manifest(folder)

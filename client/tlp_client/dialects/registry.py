@@ -1,7 +1,9 @@
-"""The dialects by name."""
+"""The dialects by name: those of this package, those of other packages, and those that `register` was given."""
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,13 @@ from tlp_client.wire.fields import is_name
 if TYPE_CHECKING:
     from tlp_client.dialects.dialect import Dialect
 
+log = logging.getLogger(__name__)
+
 #: Name of the dialect of requests, records and stored rows that state none.
 DEFAULT = "ansor"
+
+#: Group of the entry points of other packages, see the docstring of `tlp_client.dialects`.
+ENTRY_POINTS = "tlp_client.dialects"
 
 #: Dialects of this package -> module that registers them. It is imported when the dialect is first needed.
 _BUILT_IN = {DEFAULT: "tlp_client.dialects.ansor"}
@@ -36,6 +43,7 @@ def register(dialect: Dialect) -> None:
 
 def names() -> tuple[str, ...]:
     """Return the names of all known dialects, sorted."""
+    _load_others()
     return tuple(sorted({*_BUILT_IN, *_known}))
 
 
@@ -82,8 +90,26 @@ def read_dialect(value: object, where: str) -> str:
 
 
 def _load(name: str, where: str) -> Dialect:
-    if name not in _BUILT_IN:
+    if name in _BUILT_IN:
+        import_module(_BUILT_IN[name])
+    else:
+        _load_others()
+    found = _known.get(name)
+    if found is None:
         known = ", ".join(names())
         raise Unsupported(f"{where}: expected one of {known}, got {shown(name)}; another release may know it")
-    import_module(_BUILT_IN[name])
-    return _known[name]
+    return found
+
+
+@cache
+def _load_others() -> None:
+    """Register the dialects of other packages. One that fails to load is logged and left out: it must not stop the others."""
+    from importlib.metadata import (
+        entry_points,
+    )  # a search needs no other dialect, so its worker need not import this
+
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            register(point.load()())
+        except Exception:  # whatever a foreign module raises
+            log.exception("the dialect %s does not load", point.name)

@@ -29,9 +29,9 @@ from tlp_service.api.missing import once_loaded
 from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
+from tlp_service.engine.candidates import SmallTasks
 from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, UnknownName
 from tlp_service.scheduling.steps import Steps
-from tlp_service.scoring.candidates import SmallTasks
 from tlp_service.scoring.scorer import Prepared, Scored, Scorer
 
 router = APIRouter()
@@ -42,7 +42,7 @@ QUERY = ("platform", "version", "dialect")
 #: Scores up to which encoding takes less time than handing the work to a thread.
 _FEW_SCORES = 4096
 
-#: Bytes of a prepared candidate: the inputs of `base`, and its score.
+#: Bytes of a prepared candidate: the inputs of `loopnest`, and its score.
 CANDIDATE_BYTES = 1100
 #: Bytes of the error message of an invalid candidate or record, until the answer is encoded.
 FAULT_BYTES = 512

@@ -18,8 +18,8 @@ from tlp_service.learning.quality import Quality
 from tlp_service.learning.telling import Teller
 from tlp_service.measurements.recorder import Recorder
 from tlp_service.redis_url import connect
-from tlp_service.scoring.loader import VersionLoader
 from tlp_service.scoring.scorer import Scorer
+from tlp_service.serving.loader import VersionLoader
 from tlp_service.settings import Settings
 from tlp_service.stuck_threads import leave_stuck_threads
 from tlp_service.versions.manifest import read_manifest

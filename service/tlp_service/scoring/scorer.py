@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
+from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.inputs import Inputs
+from tlp_service.engine.network import Device, OnnxNetwork
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
+from tlp_service.families import family_named
+from tlp_service.families.family import Asked, Family
 from tlp_service.scheduling.steps import Steps, finished
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.dialects import check_dialect
-from tlp_service.scoring.inputs import Inputs, check_features, empty_inputs, inputs_in_steps
-from tlp_service.scoring.network import Device, OnnxNetwork
-from tlp_service.scoring.score_map import map_scores
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
 from tlp_service.versions.platforms import choose_network
 
@@ -127,14 +127,14 @@ class Scorer:
             If the version does not know the platform.
         InvalidBody
             If a candidate is invalid and the request does not ask for errors by candidate, or if
-            neither platform nor target decides the network, or the version does not read the dialect.
+            neither platform nor target decides the network, or it does not read the dialect.
         """
         return finished(self.prepare_in_steps(request))
 
     def prepare_in_steps(self, request: PredictRequest) -> Steps[Prepared]:
         """Do what `prepare` does, in steps of bounded time."""
         network = self._network_of(request)
-        (inputs,) = yield from inputs_in_steps([(network, request)])
+        (inputs,) = yield from family_named(network.features).inputs_in_steps([(network, request)])
         return self._prepared(network, request, inputs)
 
     def prepare_all_in_steps(
@@ -148,15 +148,16 @@ class Scorer:
             except (InvalidBody, UnknownName) as error:
                 found.append(error)
         asked = [(n, r) for n, r in zip(found, requests, strict=True) if isinstance(n, Network)]
-        inputs = iter((yield from inputs_in_steps(asked)))
+        inputs = iter((yield from _inputs_in_steps(asked)))
         return [
             self._prepared(network, request, next(inputs)) if isinstance(network, Network) else network
             for network, request in zip(found, requests, strict=True)
         ]
 
     def _network_of(self, request: PredictRequest) -> Network:
-        check_dialect(request.dialect)
-        return choose_network(self.manifest, request.platform, request.target)
+        network = choose_network(self.manifest, request.platform, request.target)
+        family_named(network.features).check_dialect(request.dialect)
+        return network
 
     def _prepared(self, network: Network, request: PredictRequest, inputs: Inputs) -> Prepared:
         errors = dict(request.errors)
@@ -195,7 +196,7 @@ class Scorer:
             If a score is not finite and the request does not ask for errors by candidate.
         """
         network, errors = prepared.network, dict(prepared.errors)
-        scores = map_scores(raw, network.score_map)
+        scores = family_named(network.features).scores(network, raw)
         for position in np.flatnonzero(~np.isfinite(scores)).tolist():
             if position not in errors:
                 errors[position] = (
@@ -213,11 +214,24 @@ class Scorer:
         return self.finish(prepared, work.network.score_all(work.table, work.plan, chunk))
 
 
+def _inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
+    """Compute the inputs of many requests, those of one family together."""
+    by_family: dict[Family, list[int]] = {}
+    for place, (network, _) in enumerate(asked):
+        by_family.setdefault(family_named(network.features), []).append(place)
+    found: dict[int, Inputs] = {}
+    for family, places in by_family.items():
+        inputs = yield from family.inputs_in_steps([asked[place] for place in places])
+        found.update(zip(places, inputs, strict=True))
+    return [found[place] for place in range(len(asked))]
+
+
 def _load(folder: Path, network: Network, file: str, device: Device, threads: int) -> OnnxNetwork:
     """Load one of the files of a network, check what it reads, and run it once."""
-    loaded = OnnxNetwork(folder / file, network.steps, device, threads)
+    loaded = OnnxNetwork(folder / file, device, threads)
     try:
-        check_features(network, loaded)
+        family = family_named(network.features)
+        family.check(network, loaded.row_width, loaded.value_width)
     except BadVersion as error:
         raise BadVersion(f"{folder}: {error}") from None
     _warm_up(loaded, network, folder)
@@ -226,7 +240,8 @@ def _load(folder: Path, network: Network, file: str, device: Device, threads: in
 
 def _warm_up(loaded: OnnxNetwork, network: Network, folder: Path) -> None:
     """Run the network once before anybody waits for it; a candidate without primitives is a legal one."""
-    inputs = empty_inputs(loaded)
+    family = family_named(network.features)
+    inputs = family.empty(network)
     scores = loaded.score_all(inputs.table, inputs.plan)
-    if scores.shape != (2,) or not np.isfinite(map_scores(scores, network.score_map)).all():
+    if scores.shape != (2,) or not np.isfinite(family.scores(network, scores)).all():
         raise BadVersion(f"{folder}: the {network.platform_kind} network gives scores that are not finite")

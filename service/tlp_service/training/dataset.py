@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.dialects.registry import DEFAULT
 from tlp_client.logs import RefusedLine
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
@@ -19,8 +20,7 @@ from tlp_service.evaluation.plausible import is_plausible
 from tlp_service.records.files import log_records
 from tlp_service.records.platforms import PlatformOf
 from tlp_service.records.split import Part, check_no_leak
-from tlp_service.scoring.dialects import READABLE
-from tlp_service.training.encoders import Encoder
+from tlp_service.training.encoder import Encoder, Labels, best_over_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TrainingTask:
     positions : ndarray of int32, shape (candidates, places)
         Rows of the set's table.
     values : ndarray of float16, shape (candidates, W)
-        What the network reads besides; none (W = 0) for `published`, the number of the head for its multi-head form.
+        What the network reads besides.
     costs : ndarray of float64, shape (candidates,)
         Median of each record's costs, in seconds.
     failed : ndarray of float16, shape (failed candidates, W)
@@ -47,11 +47,6 @@ class TrainingTask:
     values: npt.NDArray[np.float16]
     costs: npt.NDArray[np.float64]
     failed: npt.NDArray[np.float16] = field(default_factory=lambda: np.empty((0, 0), dtype=np.float16))
-
-    @property
-    def labels(self) -> npt.NDArray[np.float32]:
-        """Best cost of the task over each candidate's, in (0, 1] (TLP, section 4.4)."""
-        return np.asarray(self.costs.min() / self.costs, dtype=np.float32)
 
     def some(self, rows: npt.NDArray[np.int64]) -> TrainingTask:
         """Return the task with only these candidates, and all failed ones."""
@@ -69,11 +64,14 @@ class TrainingSet:
     tasks : tuple of TrainingTask
     numbered : tuple of str
         Platforms that the network tells apart, in the order of their numbers.
+    labels : callable
+        What is learned of a task's candidates, from their costs; see `Encoder.labels`.
     """
 
     table: npt.NDArray[np.float32]
     tasks: tuple[TrainingTask, ...]
     numbered: tuple[str, ...] = ()
+    labels: Labels = best_over_cost
 
     @property
     def candidates(self) -> int:
@@ -95,22 +93,32 @@ class ImportReport:
 
 
 def read_records(
-    paths: Iterable[Path], platform_of: PlatformOf, report: ImportReport, with_failed: bool = False
+    paths: Iterable[Path],
+    platform_of: PlatformOf,
+    report: ImportReport,
+    with_failed: bool = False,
+    dialects: Collection[str] = (DEFAULT,),
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for the records of logs, see `valid_records`; the rest is counted by cause."""
     refused: list[RefusedLine] = []
-    yield from valid_records(log_records(paths, platform_of, refused), report, with_failed)
+    yield from valid_records(log_records(paths, platform_of, refused), report, with_failed, dialects)
     report.counts.update(f"left out: refused line, {line.cause}" for line in refused)
     report.refused.extend(refused)
 
 
 def valid_records(
-    records: Iterable[tuple[str | None, Record]], report: ImportReport, with_failed: bool = False
+    records: Iterable[tuple[str | None, Record]],
+    report: ImportReport,
+    with_failed: bool = False,
+    dialects: Collection[str] = (DEFAULT,),
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the valid records that have a platform, or also those of failed runs, which show what fails; the rest is counted by cause."""
+    """Yield the valid records of some dialects that have a platform, or also those of failed runs, which show what fails.
+
+    The rest is counted by cause.
+    """
     for platform, record in records:
-        if record.task.dialect not in READABLE:
-            report.counts[f"left out: dialect {record.task.dialect!r}, which no features read"] += 1
+        if record.task.dialect not in dialects:
+            report.counts[f"left out: dialect {record.task.dialect!r}, which the model does not read"] += 1
         elif not record.is_valid and not with_failed:
             report.counts["left out: failed or implausible run"] += 1
         elif platform is None:
@@ -192,7 +200,7 @@ class _Builder:
             failed = [c for c in self.failed.pop(name, ()) if c not in candidates]
             _, of_failed = self._encode(number, failed)
             tasks.append(TrainingTask(*name, positions, values, costs, of_failed))
-        return TrainingSet(encoder.table, tuple(tasks), encoder.platforms)
+        return TrainingSet(encoder.table, tuple(tasks), encoder.platforms, encoder.labels)
 
     def _encode(
         self, task: int, candidates: Collection[tuple[int, ...]]

@@ -36,7 +36,7 @@ from tlp_service.training.dataset import (
 from tlp_service.training.fit import FitSettings
 from tlp_service.training.networks import KindTraining, with_kept
 from tlp_service.training.parallel import processes, rank
-from tlp_service.training.presets import Preset
+from tlp_service.training.preset import Preset
 from tlp_service.versions.manifest import Manifest, read_manifest, write_version
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def _begins_from(command: TrainCommand) -> Manifest | None:
     if not command.preset.continues:
         raise BadSettings(f"--from: a '{command.preset.name}' is trained from nothing only")
     manifest = read_manifest(command.source)
-    if manifest.model != command.preset.name:
+    if not command.preset.is_of(manifest.model):
         raise BadSettings(
             f"--from {command.source}: it is a '{manifest.model}', not a '{command.preset.name}'"
         )
@@ -244,16 +244,17 @@ def _records(
     command: TrainCommand, store: RecordStore | None, report: ImportReport
 ) -> Iterator[tuple[str, Record]]:
     with_failed = command.preset.validity is not None
+    dialects = command.preset.dialects
     if store is None:
         platform_of = command.platforms if command.platforms is not None else OnePlatform(command.platform)
-        found = read_records(log_files(command.records), platform_of, report, with_failed)
+        found = read_records(log_files(command.records), platform_of, report, with_failed, dialects)
         return (pair for pair in found if pair[0] not in command.without)
     wanted = command.platform.split(",") if command.platform else store.platforms
     for option, names in (("platform", wanted), ("without", command.without), ("share", command.share)):
         if unknown := sorted(set(names) - set(store.platforms)):
             raise BadSettings(f"--{option}: the store has no records of {', '.join(unknown)}")
     used = [name for name in wanted if name not in command.without]
-    return valid_records(stored_records(store, used), report, with_failed)
+    return valid_records(stored_records(store, used), report, with_failed, dialects)
 
 
 def _stored_parts(
