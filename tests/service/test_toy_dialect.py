@@ -21,7 +21,7 @@ from tlp_client.dialects.registry import register
 from tlp_client.errors import InvalidPrimitive, InvalidRecord
 from tlp_client.fallback import LocalFallback
 from tlp_client.primitives import Primitive
-from tlp_client.records import Record
+from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 from tlp_client.tuning_client import TuningClient
 from tlp_client.wire.predict import read_predict
@@ -29,6 +29,7 @@ from tlp_service.errors import InvalidBody
 from tlp_service.families.published.family import Published
 from tlp_service.records.reader import stored_records, stored_sources
 from tlp_service.records.report import platform_lines
+from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, valid_records
@@ -300,3 +301,14 @@ def test_a_server_that_does_not_know_the_toy_refuses_it_and_loses_nothing(tmp_pa
         client.outbox.close()
     assert "falling back" in caplog.text
     assert "update the older one" in caplog.text
+
+
+def test_equal_lines_of_two_dialects_are_two_rows(measured_lines):
+    record = RecordParser().parse(measured_lines[0])
+    as_toy = dataclasses.replace(record, task=dataclasses.replace(record.task, dialect="toy"))
+    rows = Rows("epyc", Texts())
+    for one in (record, as_toy):
+        rows.add(one, measured_lines[0].encode(), "log", 1)
+    table = rows.table()
+    assert table["dialect"].to_pylist() == [None, "toy"]
+    assert len(set(table["id"].to_pylist())) == 2

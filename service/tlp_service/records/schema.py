@@ -19,7 +19,9 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
 #: `primitives` is the JSON text of the steps, as it stands in the log; `costs` are seconds, and mean nothing where `error_no` is not 0.
-#: A column that is nullable may be missing in a file, and reads as nulls then. So every new column is nullable, and no store has to be migrated.
+#: `dialect` is null for the default one.
+#: A column that is nullable may be missing in a file, and reads as nulls then. So a new column is one line here, at the end and nullable, and no
+#: store has to be migrated; `Rows` writes nulls until it has values for it.
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.binary(16), nullable=False),
@@ -121,8 +123,12 @@ class Rows:
 
     def table(self) -> pa.Table:
         """Return the rows, one or more."""
-        columns = zip(SCHEMA, zip(*self._rows, strict=True), strict=True)
-        return pa.table([_array(column, field.type) for field, column in columns], schema=SCHEMA)
+        columns = list(zip(*self._rows, strict=True))
+        arrays = [_array(column, field.type) for field, column in zip(SCHEMA, columns, strict=False)]
+        arrays += [
+            pa.nulls(len(self), SCHEMA.field(place).type) for place in range(len(columns), len(SCHEMA))
+        ]
+        return pa.table(arrays, schema=SCHEMA)
 
     def _id(self, line: bytes, dialect: str) -> bytes:
         """Return the id of a record: the same line of a dialect on the same platform is the same measurement, wherever it stands."""
