@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 log = logging.getLogger(__name__)
 
-#: Measured candidates from which a model is better than chance (the default of Ansor's own is 100).
-_WARM_UP = 64
+#: Minimum number of measured candidates, from which a model is better than chance (the default of Ansor's own is 100).
+_MIN_MEASURED = 64
 #: Maximum number of measured candidates that are remembered; training takes seconds by then.
 _MAX_REMEMBERED = 8192
 
@@ -34,7 +34,7 @@ class LocalFallback:
     """Scores with what this worker has measured itself.
 
     The model is trained when it is first needed, not while the service answers. If its library does not import, or less
-    than `_WARM_UP` candidates were measured, the scores are random, as those of Ansor's own model are then.
+    than `_MIN_MEASURED` candidates were measured, the scores are random, as those of Ansor's own model are then.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class LocalFallback:
     def predict(self, task: Any, candidates: Sequence[Any]) -> list[float]:
         """Return one finite score per candidate; 0 for one that the model cannot score."""
         with self._lock:
-            if self._make_model is not None and len(self._measured) >= _WARM_UP:
+            if self._make_model is not None and len(self._measured) >= _MIN_MEASURED:
                 try:
                     return self._predict_by(self._make_model, task, candidates)
                 except ImportError:

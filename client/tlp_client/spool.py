@@ -102,12 +102,12 @@ class Spool:
         """Letters that are on disk and not gone."""
         return len(self._sizes)
 
-    def adopt(self, most_bytes: int) -> list[Letter]:
+    def adopt(self, max_bytes: int) -> list[Letter]:
         """Take over what dead processes left for this address, and return it, oldest file first.
 
         Parameters
         ----------
-        most_bytes : int
+        max_bytes : int
             Once half of it is taken, further files are left to the next process, so that nothing has to be dropped.
         """
         taken: list[LockedFile] = []
@@ -115,14 +115,14 @@ class Spool:
         damaged: list[bytes] = []
         try:
             for path in self._abandoned():
-                if sum(file.size for file in taken) > most_bytes // 2:
+                if sum(file.size for file in taken) > max_bytes // 2:
                     break
                 file = LockedFile.take(path)
-                if file is not None and file.size > _MAX_FILE_RATIO * most_bytes:
+                if file is not None and file.size > _MAX_FILE_RATIO * max_bytes:
                     log.warning(
                         "%s: expected at most %d bytes of measurements that wait, got %d; it is left alone, remove it",
                         path,
-                        _MAX_FILE_RATIO * most_bytes,
+                        _MAX_FILE_RATIO * max_bytes,
                         file.size,
                     )
                     file.close()

@@ -57,7 +57,7 @@ def service():
 
 @pytest.fixture
 def outbox(service):
-    pauses = {"first_pause_s": 0.001, "longest_pause_s": 0.002, "first_aside_s": 1e6, "longest_aside_s": 1e6}
+    pauses = {"first_pause_s": 0.001, "max_pause_s": 0.002, "first_aside_s": 1e6, "max_aside_s": 1e6}
     box = Outbox(service, "w", batch=4, **pauses)
     yield box
     service.open.set()
@@ -151,7 +151,7 @@ def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(tmp_path, s
     """Data loss at an upgrade: a server of another wire format answered 'invalid', and all letters were dropped."""
     service.refusal = refusal
     spool = Spool(tmp_path, "http://x", None)
-    box = Outbox(service, "w", spool=spool, batch=4, first_pause_s=0.001, longest_pause_s=0.002)
+    box = Outbox(service, "w", spool=spool, batch=4, first_pause_s=0.001, max_pause_s=0.002)
     box.put(letters(*range(10)), "v1")
     until(box, lambda: len(service.requests) >= 12)
     assert (box.waiting, box.acknowledged, box.rejected) == (10, 0, 0)
@@ -188,9 +188,9 @@ def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other
 #: Options of an outbox that hardly pauses, but sets letters aside for longer than a test takes.
 LONG_ASIDE = {
     "first_pause_s": 0.0001,
-    "longest_pause_s": 0.0002,
+    "max_pause_s": 0.0002,
     "first_aside_s": 1e6,
-    "longest_aside_s": 4e6,
+    "max_aside_s": 4e6,
 }
 
 
@@ -243,7 +243,7 @@ def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(service
             return super().send(lines, worker=worker, version=version)
 
     service = Choosy()
-    box = Outbox(service, "w", batch=4, first_pause_s=0.001, longest_pause_s=0.002)
+    box = Outbox(service, "w", batch=4, first_pause_s=0.001, max_pause_s=0.002)
     for n in range(6):
         box.put(letters(n), f"v{n % 2}")
     until(box, lambda: box.waiting == 3)
@@ -253,7 +253,7 @@ def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(service
 
 def test_a_service_that_refuses_all_is_asked_ever_less_and_one_warning_says_what_to_do(service, caplog):
     service.faults = [Refused(422, "format: this is wire format 2, not 1", "unknown_format")] * 12
-    box = Outbox(service, "w", batch=64, first_pause_s=0.001, longest_pause_s=0.002)
+    box = Outbox(service, "w", batch=64, first_pause_s=0.001, max_pause_s=0.002)
     box.put(letters(*range(64)), None)
     assert box.flush(HANG_S)
     box.close()
@@ -277,10 +277,10 @@ def test_a_request_that_is_too_large_is_halved_at_once_and_a_record_that_is_goes
     service = Narrow()
     spool = Spool(tmp_path, "http://x", None)
     # A pause would be noticed, since it is longer than a test may take.
-    box = Outbox(service, "w", spool=spool, batch=8, first_pause_s=1000, longest_pause_s=1000)
+    box = Outbox(service, "w", spool=spool, batch=8, first_pause_s=1000, max_pause_s=1000)
     box.put(letters(*range(3)), None)
     until(box, lambda: box.waiting == 0)
-    box._first_pause_s = box._longest_pause_s = 0.001
+    box._first_pause_s = box._max_pause_s = 0.001
     box.put(letters(3), None)
     until(box, lambda: box.waiting == 0)
     box.close()
@@ -375,7 +375,7 @@ def test_whatever_is_answered_each_letter_is_kept_by_the_service_or_in_quarantin
     with tempfile.TemporaryDirectory() as name:
         spool = Spool(Path(name), "http://x", None)
         box = Outbox(
-            service, "w", spool=spool, batch=4, first_pause_s=0.0001, longest_pause_s=0.0001, exit_wait_s=0
+            service, "w", spool=spool, batch=4, first_pause_s=0.0001, max_pause_s=0.0001, exit_wait_s=0
         )
         put = 0
         for count, version in puts:
@@ -408,7 +408,7 @@ def test_a_record_that_comes_twice_is_sent_once(outbox, service):
 
 
 def test_the_ids_that_went_last_are_remembered(outbox, service, monkeypatch):
-    monkeypatch.setattr("tlp_client.outbox._REMEMBERED_IDS", 2)
+    monkeypatch.setattr("tlp_client.outbox._MAX_REMEMBERED_IDS", 2)
     for n in (1, 2, 3, 3, 2, 1):
         outbox.put(letters(n), None)
         assert outbox.flush(HANG_S)
@@ -429,7 +429,7 @@ def test_beyond_its_capacity_the_oldest_are_dropped_and_counted(service, caplog)
 
 def test_a_surprise_does_not_end_the_thread(outbox, service):
     service.faults = [RuntimeError("a bug")]
-    outbox._longest_pause_s = 0.01
+    outbox._max_pause_s = 0.01
     outbox.put(letters(1), None)
     assert outbox.flush(HANG_S)
     assert service.order == ["id-1"]

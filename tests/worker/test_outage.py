@@ -266,7 +266,7 @@ def test_kill_9_in_the_middle_of_a_tuning_run(tmp_path, small_task, caplog):
     connection = Connection(
         servers[0].url,
         platform="epyc-9004-2c",
-        breaker=CircuitBreaker(first_pause_s=0.05, longest_pause_s=0.1),
+        breaker=CircuitBreaker(first_pause_s=0.05, max_pause_s=0.1),
     )
     model = TLPRemoteModel(servers[0].url, connection=connection)
     seen = []

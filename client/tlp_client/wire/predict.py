@@ -215,13 +215,13 @@ def read_predict(document: object) -> PredictRequest:
     )
 
 
-_Candidates = tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]
+_Indexed = tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]
 
 #: Stands in for an invalid primitive. No candidate that is scored refers to it.
 _PLACEHOLDER = Primitive("", ())
 
 
-def _read_indexed(dialect: Dialect, steps: object, candidates: list[Any]) -> _Candidates:
+def _read_indexed(dialect: Dialect, steps: object, candidates: list[Any]) -> _Indexed:
     if not isinstance(steps, list):
         raise InvalidRequest("primitives: a list of primitives is needed")
     primitives, broken = [], {}
@@ -297,7 +297,7 @@ def _index_fault(candidate: object, count: int, broken: dict[int, str]) -> str |
     return None
 
 
-def _read_nested(dialect: Dialect, candidates: list[Any]) -> _Candidates:
+def _read_nested(dialect: Dialect, candidates: list[Any]) -> _Indexed:
     known: dict[Primitive, int] = {}
     good: list[list[int]] = []
     errors: dict[int, str] = {}
