@@ -78,9 +78,10 @@ $(R)/platforms.json: $(R)/records.made
 $(R)/few.json: $(R)/records.made
 	$(SERVICE)/bin/python benchmarks/ranking.py few $(R)/records --seeds $(FEW_SEEDS) --out $@
 
-lint: setup ## ruff
+lint: setup ## ruff, and which folder imports which
 	$(SERVICE)/bin/ruff check .
 	$(SERVICE)/bin/ruff format --check .
+	$(SERVICE)/bin/lint-imports
 
 types: setup ## mypy --strict
 	$(SERVICE)/bin/mypy

@@ -28,12 +28,12 @@ from timing import median_and_range, seconds_of
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import index_primitives, request_of
-from tlp_service.engine.candidates import Candidates
 from tlp_service.engine.network import usable_cpus
+from tlp_service.engine.work import ScoringWork
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.families.published.plan import RowPlan
-from tlp_service.serve import start_engine
+from tlp_service.processes.server import start_engine
 from tlp_service.settings import Settings, shipped_model
 from tlp_service.training.export import read_weights
 
@@ -149,7 +149,7 @@ class Base:
         return self._engine.versions.serving.prepare(self._request)
 
     def run(self, candidates):
-        work = Candidates(candidates.network, candidates.table, candidates.plan)
+        work = ScoringWork(candidates.network, candidates.table, candidates.plan)
         self._engine.executor.submit(work, "benchmark")
         return work.future.result()
 
@@ -179,7 +179,7 @@ class Comparison:
         self._chunk = min(CHUNKS[device], key=lambda chunk: seconds_of(lambda: self._padded.run(chunk)))
 
     def run_engine(self):
-        work = Candidates(self._loaded, self.table, self.plan)
+        work = ScoringWork(self._loaded, self.table, self.plan)
         self._engine.executor.submit(work, "benchmark")
         return work.future.result()
 

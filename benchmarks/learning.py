@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from tlp_client.tasks import canonical_workload_key, platform_kind
 from tlp_service.evaluation.evaluate import evaluate
-from tlp_service.evaluation.figures import summarise
 from tlp_service.families import preset_named
 from tlp_service.learning.learn import learn
-from tlp_service.learning.quality import Quality
 from tlp_service.measurements.stream import Entry
+from tlp_service.quality.windows import Quality
+from tlp_service.ranking.figures import summarise
 from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore

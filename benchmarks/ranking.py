@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from tlp_client.tasks import canonical_workload_key
-from tlp_service.evaluation.figures import figures_of, summarise
 from tlp_service.families import preset_named
 from tlp_service.families.loopnest.preset import LoopNestPreset, adopt
+from tlp_service.ranking.figures import figures_of, summarise
 from tlp_service.records.reader import stored_records
 from tlp_service.records.split import parts_by_workload
 from tlp_service.records.store import RecordStore

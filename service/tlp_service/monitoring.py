@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from tlp_service.quality_metrics import QualityCollector
+from tlp_service.quality.metrics import QualityCollector
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody asks for
 

@@ -56,9 +56,9 @@ class Toy(Family):
     models = (NAME,)
 
     def inputs_in_steps(self, asked):
-        for _, request in asked:
-            yield len(request.lengths)
-        return [self._inputs(request.lengths) for _, request in asked]
+        for one in asked:
+            yield len(one.request.lengths)
+        return [self._inputs(one.request.lengths) for one in asked]
 
     def probe(self, network, candidates):
         return self._inputs(np.arange(candidates))

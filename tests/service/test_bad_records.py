@@ -13,7 +13,7 @@ from tlp_service.evaluation.evaluate import evaluate
 from tlp_service.families.published.encoder import PublishedEncoder
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform, PlatformTable
+from tlp_service.records.platform_table import OnePlatform, PlatformTable
 from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets, valid_records

@@ -11,7 +11,7 @@ from tlp_service.families.loopnest.task import PLATFORMS, task_row
 from tlp_service.families.published.encoder import PublishedEncoder
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.records.files import log_files
-from tlp_service.records.platforms import PlatformTable
+from tlp_service.records.platform_table import PlatformTable
 from tlp_service.training.dataset import (
     ImportReport,
     build_sets,

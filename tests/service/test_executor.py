@@ -9,8 +9,8 @@ import pytest
 from models import write_linear_onnx
 from serving import HANG_S
 
-from tlp_service.engine.candidates import Candidates
 from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.plan import RowPlan
@@ -54,7 +54,7 @@ def candidates_of(network, rows, candidates):
     table[1:, min(11, network.row_width - 1)] = rows
     indices = np.array([i for c in candidates for i in c], dtype=np.int64)
     plan = RowPlan.of(indices, np.array([len(c) for c in candidates], dtype=np.int64), STEPS)
-    return Candidates(network, table, plan)
+    return ScoringWork(network, table, plan)
 
 
 def sums(rows, candidates):

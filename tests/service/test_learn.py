@@ -18,7 +18,7 @@ from tlp_service.learning import learn as learn_module
 from tlp_service.learning.learn import learn
 from tlp_service.learning.outcome import Outcome
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.networks import KindTraining

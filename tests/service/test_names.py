@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tlp_service.api.answers import STATUS, status_of
+from tlp_service.errors import QueueFull, RequestFault
 from tlp_service.families import _OWN
 
 SERVICE = Path(__file__).resolve().parents[2] / "service" / "tlp_service"
@@ -55,3 +57,13 @@ def test_no_code_outside_a_family_compares_its_name():
         if names := FAMILIES.intersection(compared_in(path.read_text())):
             found[path.name] = names
     assert not found
+
+
+def test_every_fault_of_a_request_has_a_status():
+    def kinds(of):
+        for kind in of.__subclasses__():
+            yield kind
+            yield from kinds(kind)
+
+    assert set(kinds(RequestFault)) == set(STATUS)
+    assert status_of(type("Other", (QueueFull,), {})) == 429

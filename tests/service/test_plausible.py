@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlp_client.records import RecordParser
-from tlp_service.evaluation.plausible import MIN_PLAUSIBLE_S, is_plausible, min_cost_s
 from tlp_service.families.loopnest.encoder import NestEncoder
+from tlp_service.ranking.plausible import MIN_PLAUSIBLE_S, is_plausible, min_cost_s
 from tlp_service.training.dataset import ImportReport, build_sets
 from tlp_service.training.encoder import best_over_cost
 

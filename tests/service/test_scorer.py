@@ -107,7 +107,7 @@ def test_old_and_new_spellings_of_a_target_score_alike(shipped, measured_lines):
 
 
 def test_the_shipped_model_ranks_its_own_platform_better_than_chance(shipped, measured_lines):
-    from tlp_service.evaluation.ranking import rank_tasks
+    from tlp_service.ranking.ranking import rank_tasks
 
     tasks = {}
     for line in measured_lines:

@@ -19,13 +19,13 @@ from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory, Reservation
 from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
-from tlp_service.engine.candidates import SmallTasks
-from tlp_service.errors import ApiError, DeadlinePassed
+from tlp_service.engine.work import SmallTasks
+from tlp_service.errors import DeadlinePassed, RequestFault
+from tlp_service.processes.server import start_engine
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.steps import advance, finished
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.serve import start_engine
 from tlp_service.settings import read_settings, shipped_model
 
 
@@ -257,7 +257,7 @@ def test_an_error_in_measurements_says_what_the_whole_would():
     record = new_primitives(1)[0]
 
     def answer(body):
-        with pytest.raises((ApiError, InvalidRequest)) as caught:
+        with pytest.raises((RequestFault, InvalidRequest)) as caught:
             finished(prepare_in_steps(reservation(), 3, manifest, "application/json", body, {}))
         return str(caught.value)
 

@@ -21,7 +21,7 @@ from tlp_service.measurements.recorder import Recorder
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.records import store as store_module
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records, stored_sources
 from tlp_service.records.schema import SCHEMA, Rows, Texts
 from tlp_service.records.store import RecordStore

@@ -118,9 +118,10 @@ class ToySteps(Published):
 
     def inputs_in_steps(self, asked):
         translated = []
-        for network, request in asked:
-            steps = [Primitive("CI", step.args[:1]) for step in request.primitives]
-            translated.append((network, dataclasses.replace(request, primitives=steps)))
+        for one in asked:
+            steps = [Primitive("CI", step.args[:1]) for step in one.request.primitives]
+            request = dataclasses.replace(one.request, primitives=steps)
+            translated.append(dataclasses.replace(one, request=request))
         return (yield from super().inputs_in_steps(translated))
 
 

@@ -17,14 +17,9 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tlp_client.errors import Unsupported
+from tlp_service.api.answers import BodyTooLarge, ClientGone, MalformedBody
 from tlp_service.api.request_memory import Reservation
-from tlp_service.errors import (
-    BodyTooLarge,
-    ClientGone,
-    DeadlinePassed,
-    MalformedBody,
-    QueueFull,
-)
+from tlp_service.errors import DeadlinePassed, QueueFull
 
 T = TypeVar("T")
 
@@ -37,7 +32,7 @@ _READ_TWICE_BYTES = 1 << 20
 
 #: Seconds in which some more of a body has to come, and by which it may fall behind the least rate.
 _PATIENCE_S = 30
-_LEAST_BYTES_PER_S = 1 << 20
+_MIN_BYTES_PER_S = 1 << 20
 
 #: Members of a gzip stream. Writers of blocks, such as bgzip, make one per 64 KiB. An empty member takes as long as 40 kB of data.
 _MAX_GZIP_MEMBERS = 1024
@@ -74,7 +69,7 @@ async def read_body(
         while True:
             elapsed = time.monotonic() - started
             left = math.inf if deadline_s is None else deadline_s - elapsed
-            patience = min(_PATIENCE_S, _PATIENCE_S + received / _LEAST_BYTES_PER_S - elapsed)
+            patience = min(_PATIENCE_S, _PATIENCE_S + received / _MIN_BYTES_PER_S - elapsed)
             with anyio.fail_after(max(0.0, min(left, patience))):
                 chunk = await anext(stream, None)
             if chunk is None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tlp_service.api.refusals import RefusalLog
 from tlp_service.api.request_memory import BodyMemory
-from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
@@ -93,7 +93,7 @@ class Engine:
     registry: Registry
     follower: Follower | None  # None where one version serves whatever the registry says
     calibration: Calibration
-    executor: Executor[Candidates]
+    executor: Executor[ScoringWork]
     readers: Executor[Reading[Any]]
     heavy_readers: Executor[Reading[Any]]
     measurement_readers: Executor[Reading[Any]]

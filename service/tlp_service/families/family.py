@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,24 @@ from tlp_service.versions.manifest import Network
 if TYPE_CHECKING:  # a server has no torch
     from tlp_service.training.preset import Preset
 
-#: A network of a version, and a request that it scores.
-Asked: TypeAlias = tuple[Network, PredictRequest]
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and the network that scores it.
+
+    Parameters
+    ----------
+    network : Network
+        One of the version's networks.
+    platform : str or None
+        For which of the platforms that the network tells apart; None if it is for none of them.
+    request : PredictRequest
+        The candidates.
+    """
+
+    network: Network
+    platform: str | None
+    request: PredictRequest
 
 
 class Family(ABC):

@@ -44,7 +44,7 @@ from tlp_service.versions.registry import Registry
 log = logging.getLogger(__name__)
 
 #: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
-_MOST = 50_000
+_MAX_RECORDS = 50_000
 
 
 def learn(
@@ -203,7 +203,7 @@ class _Step:
     ) -> dict[PlatformKind, TrainingSet]:
         """Return the records of a platform, of the kinds that the version has a network for."""
         try:
-            stored = stored_records(store, [platform], _MOST)
+            stored = stored_records(store, [platform], _MAX_RECORDS)
             records = list(valid_records(stored, report, dialects=self._preset.dialects))
         except (OSError, BadRecords, pa.ArrowException) as error:
             raise Refusal("unreadable", f"the records of {platform} cannot be read: {error}") from None

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tlp_service.engine.candidates import Candidates
 from tlp_service.engine.inputs import Inputs
 from tlp_service.engine.network import Device, OnnxNetwork
+from tlp_service.engine.work import ScoringWork
 from tlp_service.families import family_named
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
@@ -26,7 +26,7 @@ _CHUNKS: dict[Device, tuple[int, ...]] = {"cpu": (16, 32, 64, 128), "cuda": (512
 _WORTH = 0.95
 
 #: Batches that may be scored at a time; each costs Python some time that no other can use.
-_MOST_EXECUTORS = 16
+_MAX_EXECUTORS = 16
 
 #: Seconds after which nothing else is tried.
 _PATIENCE_S = 2.0
@@ -99,7 +99,7 @@ def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
         return
     threads = 1
     while threads < cpus:
-        if cpus // threads <= _MOST_EXECUTORS:
+        if cpus // threads <= _MAX_EXECUTORS:
             yield cpus // threads, threads
         threads *= 2
     yield 1, cpus
@@ -107,13 +107,13 @@ def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
 
 def _measure(network: OnnxNetwork, inputs: Inputs, executors: int, chunk: int) -> float:
     """Return candidates a second; the better of two, for whatever disturbs makes it slower."""
-    queue: FairQueue[Candidates] = FairQueue(sys.maxsize, sys.maxsize, rate=1.0)
+    queue: FairQueue[ScoringWork] = FairQueue(sys.maxsize, sys.maxsize, rate=1.0)
     executor = Executor(queue, executors, chunk)
     try:
         times = []
         for _ in range(3):
             started = time.perf_counter()
-            work = Candidates(network, inputs.table, inputs.plan)
+            work = ScoringWork(network, inputs.table, inputs.plan)
             executor.submit(work, "calibration")
             work.future.result()
             times.append(time.perf_counter() - started)

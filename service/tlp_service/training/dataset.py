@@ -16,9 +16,9 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
-from tlp_service.evaluation.plausible import is_plausible
+from tlp_service.ranking.plausible import is_plausible
 from tlp_service.records.files import log_records
-from tlp_service.records.platforms import PlatformOf
+from tlp_service.records.platform_table import PlatformOf
 from tlp_service.records.split import Part, check_no_leak
 from tlp_service.training.encoder import Encoder, Labels, best_over_cost
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tlp_service.errors import TrainingDiverged
-from tlp_service.evaluation.ranking import Ranking, rank_tasks
+from tlp_service.ranking.ranking import Ranking, rank_tasks
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss, validity_loss
@@ -33,7 +33,7 @@ LIST_LENGTH = 32
 RANKED_CANDIDATES = 16
 #: share of the steps in which the rate of one-cycle rises
 WARM_UP = 0.1
-#: most candidates of a task by which an epoch is judged
+#: Maximum candidates of a task by which an epoch is judged.
 JUDGED_CANDIDATES = 512
 
 Loss = Literal["rank", "mse", "combined", "validity"]
@@ -293,8 +293,8 @@ def _lists_a_batch(settings: FitSettings) -> int:
 
 def _steps_an_epoch(train: TrainingSet, settings: FitSettings) -> int:
     """Return how many batches `_batches` yields."""
-    most = settings.max_candidates or max((len(task.costs) for task in train.tasks), default=0)
-    lists = sum(-(-min(len(task.costs), most) // _list_length(settings)) for task in train.tasks)
+    limit = settings.max_candidates or max((len(task.costs) for task in train.tasks), default=0)
+    lists = sum(-(-min(len(task.costs), limit) // _list_length(settings)) for task in train.tasks)
     return -(-lists // _lists_a_batch(settings))
 
 
@@ -357,25 +357,25 @@ def predict_task(
 
 
 def rank_set(
-    network: TrainableNetwork, tested: TrainingSet, device: str = "cpu", most_candidates: int = 0
+    network: TrainableNetwork, tested: TrainingSet, device: str = "cpu", max_candidates: int = 0
 ) -> Ranking:
     """Return how well the network ranks the candidates of each task of a set; see `ranked_tasks`.
 
     Parameters
     ----------
-    most_candidates : int
+    max_candidates : int
         Of a task that has more, so many are drawn, always the same; 0 for all.
     """
     return rank_tasks(
         (predict_task(network, tested.table, task, device), task.costs)
-        for task in (_sampled(task, most_candidates) for task in ranked_tasks(tested))
+        for task in (_sampled(task, max_candidates) for task in ranked_tasks(tested))
     )
 
 
-def _sampled(task: TrainingTask, most: int) -> TrainingTask:
-    if not most or len(task.costs) <= most:
+def _sampled(task: TrainingTask, max_candidates: int) -> TrainingTask:
+    if not max_candidates or len(task.costs) <= max_candidates:
         return task
-    return task.some(np.random.default_rng(0).permutation(len(task.costs))[:most])
+    return task.some(np.random.default_rng(0).permutation(len(task.costs))[:max_candidates])
 
 
 def ranked_tasks(tested: TrainingSet) -> list[TrainingTask]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tlp_client.tasks import PlatformKind
-from tlp_service.evaluation.ranking import Ranking, random_ranking
+from tlp_service.ranking.ranking import Ranking, random_ranking
 from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.export import export_onnx
 from tlp_service.training.fit import Fit, FitSettings, fit, predict, rank_set, ranked_tasks

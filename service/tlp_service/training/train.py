@@ -16,7 +16,7 @@ from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.records.files import log_files
-from tlp_service.records.platforms import OnePlatform, PlatformTable, check_platform
+from tlp_service.records.platform_table import OnePlatform, PlatformTable, check_platform
 from tlp_service.records.reader import stored_records, stored_sources
 from tlp_service.records.split import Part, parts_by_source, parts_by_workload
 from tlp_service.records.store import RecordStore

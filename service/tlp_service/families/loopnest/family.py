@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.primitives import MAX_STEPS, Primitive, too_many_steps
-from tlp_client.tasks import target_names
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.engine.inputs import Inputs
 from tlp_service.errors import BadVersion
@@ -39,12 +38,13 @@ class LoopNest(Family):
 
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
         """Compute the nests of all requests at once, so many small requests take little longer than one large request."""
-        nests = yield from _nests_of([request for _, request in asked])
+        nests = yield from _nests_of([one.request for one in asked])
         found = []
-        for (network, request), (of_request, errors) in zip(asked, nests, strict=True):
-            yield _TASK_COST + _KEY_COST * len(request.workload_key)
-            row = task_row(request.workload_key, _platform_of(network, request))
-            found.append(Inputs(row[None], NestPlan(of_request), errors))
+        for one, (of_request, errors) in zip(asked, nests, strict=True):
+            workload = one.request.workload_key
+            yield _TASK_COST + _KEY_COST * len(workload)
+            number = None if one.platform is None else one.network.platforms.index(one.platform)
+            found.append(Inputs(task_row(workload, number)[None], NestPlan(of_request), errors))
         return found
 
     def probe(self, network: Network, candidates: int) -> Inputs:
@@ -71,15 +71,6 @@ class LoopNest(Family):
         from tlp_service.families.loopnest.preset import PRESET
 
         return PRESET
-
-
-def _platform_of(network: Network, request: PredictRequest) -> int | None:
-    """Return the number of a request's platform; None if the network does not know it."""
-    # As `choose_network` reads them: what is stated first, the target's names second.
-    stated = (request.platform,) if request.platform is not None else target_names(request.target)
-    if network.serves is not None:
-        stated = (network.serves,)
-    return next((network.platforms.index(name) for name in stated if name in network.platforms), None)
 
 
 def _nests_of(requests: Sequence[PredictRequest]) -> Steps[list[_Nests]]:

@@ -56,7 +56,7 @@ _SKELETON_COST, _REPLAY_COST = 6_000, 600
 #: Minimum places of a candidate, since even the shortest one takes about 8 kB of memory.
 _MIN_PLACES = 16
 #: Of half precision, with a margin.
-_LARGEST = 6e4
+_MAX_VALUE = 6e4
 
 
 def nests(
@@ -133,7 +133,7 @@ def _block(
         np.cumsum(out[:, begin:end], axis=1, out=out[:, begin + LOOPS : end + LOOPS])
     steps = out[:, UNROLL_STEPS]
     out[:, -reuse.WIDTH :] = reuse.numbers_of(parts * _SCALE, codes, steps * _SCALE) / _SCALE
-    return np.clip(out, -_LARGEST, _LARGEST)
+    return np.clip(out, -_MAX_VALUE, _MAX_VALUE)
 
 
 def _skeleton(tables: _Tables, rows: npt.NDArray[np.int32]) -> Steps[Skeleton]:

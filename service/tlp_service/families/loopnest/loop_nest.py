@@ -27,7 +27,7 @@ UNROLL = SIZES - 1
 VECTORIZE, PARALLEL, BOUND = 2, 3, 4
 
 #: A stage has no more loops, a program no more stages, a list of loops no more entries; TVM's own have at most some thirty.
-MOST_LOOPS = 64
+MAX_LOOPS = 64
 
 #: spatial, reduction (by the number of factors in Ansor's multi-level tiling), fused, unknown
 Kind = Literal["S", "R", "F", "?"]
@@ -110,7 +110,7 @@ class _State:
         self.axes = 0
 
     def stage(self, number: int) -> Stage | None:
-        if not 0 <= number < MOST_LOOPS:
+        if not 0 <= number < MAX_LOOPS:
             return None
         while len(self.stages) <= number:
             self.stages.append(Stage())
@@ -119,7 +119,7 @@ class _State:
     def loops(self, number: int, last: int) -> list[Loop] | None:
         """Return the loops of a stage, of which number `last` is one, or None where that cannot be."""
         stage = self.stage(number)
-        if stage is None or not 0 <= last < MOST_LOOPS:
+        if stage is None or not 0 <= last < MAX_LOOPS:
             return None
         while len(stage.loops) <= last:
             stage.loops.append(Loop((), axis=self.new_axis()))
@@ -131,7 +131,7 @@ class _State:
 
     def insert(self, number: int) -> Stage | None:
         """Add a stage; those from that number on move up."""
-        if number < 0 or len(self.stages) >= MOST_LOOPS or (number and self.stage(number - 1) is None):
+        if number < 0 or len(self.stages) >= MAX_LOOPS or (number and self.stage(number - 1) is None):
             return None
         self.stages.insert(number, Stage())
         return self.stages[number]
@@ -140,7 +140,7 @@ class _State:
         self, stage: int, loops: list[Loop], at: int, parts: Sequence[tuple[int, Sizes]], kind: Kind
     ) -> None:
         """Split a loop into parts, outermost first, of which each has a tile level."""
-        if len(loops) + len(parts) - 1 > MOST_LOOPS:
+        if len(loops) + len(parts) - 1 > MAX_LOOPS:
             return
         axis = self.new_axis()
         loops[at : at + 1] = [Loop(sizes, kind, level, axis) for level, sizes in parts]
@@ -225,7 +225,7 @@ def _pragma(state: _State, place: int, stage: int, loop: int, pragma: str) -> No
 
 def _compute_at(state: _State, place: int, stage: int, target: int, loop: int) -> None:
     found, outer = state.stage(stage), state.stage(target)
-    if found is not None and outer is not None and 0 <= loop < MOST_LOOPS:
+    if found is not None and outer is not None and 0 <= loop < MAX_LOOPS:
         found.inlined, found.attached = False, (outer, loop)
 
 

@@ -14,12 +14,12 @@ import torch
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadVersion
-from tlp_service.evaluation.ranking import rank_tasks
 from tlp_service.families.loopnest import features
 from tlp_service.families.loopnest.encoder import NestEncoder
 from tlp_service.families.loopnest.family import LoopNest
 from tlp_service.families.loopnest.network import LoopNestNetwork, Pieces
 from tlp_service.families.loopnest.task import TASK_WIDTH, platform_column
+from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.training.dataset import TrainingSet, of_platforms
 from tlp_service.training.encoder import Encoder
 from tlp_service.training.export import read_weights, value_width_of

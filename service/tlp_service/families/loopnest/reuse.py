@@ -51,7 +51,7 @@ _LANES = 8
 #: Logarithms of equal products differ by less.
 _ROUNDING = 1e-4
 #: Logarithm of the longest vector that is told from longer ones.
-_LONGEST_VECTOR = 20
+_MAX_VECTOR = 20
 
 _TILES = 3 * _LEVELS + _REDUCTION_LEVELS + len(_BODIES) + 1
 _UNROLLED = 15
@@ -143,7 +143,7 @@ def _tiles(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
     both = [one + two for one, two in zip(last, other, strict=True)]
     vector = _total(np.where(codes & _VECTORIZED, _total(by_role), 0))
     bodies = [step + vector - both[level] - reduction[inner] for level, inner in _BODIES]
-    lanes = np.exp2(np.minimum(vector, _LONGEST_VECTOR)) / _LANES
+    lanes = np.exp2(np.minimum(vector, _MAX_VECTOR)) / _LANES
     return [*last, *other, *both, *reduction[:_REDUCTION_LEVELS], *bodies, lanes / np.ceil(lanes - _ROUNDING)]
 
 

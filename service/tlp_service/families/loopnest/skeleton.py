@@ -20,7 +20,7 @@ from tlp_service.families.loopnest import reuse
 from tlp_service.families.loopnest.loop_nest import (
     BOUND,
     FACTORS,
-    MOST_LOOPS,
+    MAX_LOOPS,
     PARALLEL,
     UNROLL,
     VECTORIZE,
@@ -145,7 +145,7 @@ _NOTHING = Primitive("?", ())
 
 def separate(primitive: Primitive) -> tuple[Primitive, list[float] | None]:
     """Return a primitive without its sizes, and their logarithms."""
-    if any(isinstance(argument, tuple) and len(argument) > MOST_LOOPS for argument in primitive.args):
+    if any(isinstance(argument, tuple) and len(argument) > MAX_LOOPS for argument in primitive.args):
         return _NOTHING, None
     if primitive.kind == "SP":
         stage, loop, extent, factors, inner = primitive.args

@@ -93,9 +93,9 @@ def _describe(number: int) -> list[float]:
     ]
 
 
-def _multiplicity(number: int, prime: int, most: int) -> int:
+def _multiplicity(number: int, prime: int, limit: int) -> int:
     found = 0
-    while found < most and number % prime == 0:
+    while found < limit and number % prime == 0:
         number //= prime
         found += 1
     return found

@@ -35,9 +35,9 @@ class Published(Family):
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
         """Compute one row per distinct primitive of a request."""
         found = []
-        for network, request in asked:
-            yield _TASK_COST + _KEY_COST * len(request.workload_key)
-            found.append((yield from _inputs_of(network, request)))
+        for one in asked:
+            yield _TASK_COST + _KEY_COST * len(one.request.workload_key)
+            found.append((yield from _inputs_of(one.network, one.request)))
         return found
 
     def probe(self, network: Network, candidates: int) -> Inputs:

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from tlp_service.learning.quality import Quality
 from tlp_service.measurements.recorder import Moved
 from tlp_service.measurements.stream import QUALITY
+from tlp_service.quality.windows import Quality
 
 log = logging.getLogger(__name__)
 

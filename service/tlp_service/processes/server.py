@@ -23,7 +23,7 @@ from tlp_service.api.connections import Connections, limits_of_process
 from tlp_service.api.protocol import protocol_of
 from tlp_service.api.service import UNITS_PER_BYTE, Engine, Reading
 from tlp_service.children import Child
-from tlp_service.engine.candidates import Candidates
+from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.idle_memory import IdleMemory, map_large_allocations
 from tlp_service.measurements.embedded import embedded_redis
@@ -183,7 +183,7 @@ def start_engine(settings: Settings) -> Engine:
         raise BadSettings(f"TLP_REGISTRY={settings.registry_url}: {error}") from None
     scorer, calibration = load_first(settings, registry)
     versions = Versions(scorer)
-    queue: FairQueue[Candidates] = FairQueue(
+    queue: FairQueue[ScoringWork] = FairQueue(
         settings.max_waiting,
         settings.max_waiting_mib << 20,
         calibration.candidates_per_s,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tlp_service.evaluation.figures import TaskFigures, figures_of, summarise
-from tlp_service.evaluation.plausible import is_plausible
-from tlp_service.evaluation.ranking import top_k_cost
-from tlp_service.learning.latest import Latest
+from tlp_service.quality.latest import Latest
+from tlp_service.ranking.figures import TaskFigures, figures_of, summarise
+from tlp_service.ranking.plausible import is_plausible
+from tlp_service.ranking.ranking import top_k_cost
 
 #: Seconds between two results of one worker and task from which on they are of two search rounds.
 ROUND_GAP_S = 5.0
@@ -156,7 +156,7 @@ def _counting(ran: Sequence[Measured]) -> list[Measured]:
     return [measured for measured, does_count in zip(ran, counts, strict=True) if does_count]
 
 
-def is_drifting(figures: ErrorFigures, at_gate: float, fewest_tasks: int = 5) -> bool:
+def is_drifting(figures: ErrorFigures, at_gate: float, min_tasks: int = 5) -> bool:
     """Return whether a version orders what comes in worse than it did when it was accepted, beyond chance.
 
     Parameters
@@ -165,10 +165,10 @@ def is_drifting(figures: ErrorFigures, at_gate: float, fewest_tasks: int = 5) ->
         Of the version on a platform.
     at_gate : float
         Its pair accuracy there on held-back tasks; NaN if it was not measured.
-    fewest_tasks : int
+    min_tasks : int
         With fewer, nothing is said.
     """
-    return figures.tasks >= fewest_tasks and figures.pair_accuracy_high < at_gate
+    return figures.tasks >= min_tasks and figures.pair_accuracy_high < at_gate
 
 
 def _tasks_of(valid: Sequence[Measured]) -> list[TaskFigures]:

@@ -26,7 +26,7 @@ _RUN_COST = 7
 RawScores = npt.NDArray[np.float32]
 
 
-class Candidates(Work[RawScores]):
+class ScoringWork(Work[RawScores]):
     """The candidates of a request, as work for an `Executor`: encode their rows, then score them in slices.
 
     Parameters
@@ -72,7 +72,7 @@ class Candidates(Work[RawScores]):
         run = self.plan.run(begin, end - begin)
         self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.values)
 
-    def run_together(self, parts: Sequence[tuple[Candidates, int, int]]) -> None:
+    def run_together(self, parts: Sequence[tuple[ScoringWork, int, int]]) -> None:
         """Score candidates of several requests in one run, their tables put one after the other."""
         runs = [work.plan.run(first - work.opening, count) for work, first, count in parts]
         tables = [work.table for work, _, _ in parts]
@@ -101,11 +101,11 @@ class SmallTasks(Work[list[RawScores]]):
 
     Parameters
     ----------
-    works : sequence of Candidates
+    works : sequence of ScoringWork
         One or more tasks, each with at most as many candidates as a chunk.
     """
 
-    def __init__(self, works: Sequence[Candidates]) -> None:
+    def __init__(self, works: Sequence[ScoringWork]) -> None:
         super().__init__()
         self._works = works
         self._ends = list(accumulate(_RUN_COST + work.size for work in works))
@@ -124,7 +124,7 @@ class SmallTasks(Work[list[RawScores]]):
     def run(self, first: int, count: int) -> None:
         """Score the tasks whose last unit is in this range."""
         begin, end = bisect_right(self._ends, first), bisect_right(self._ends, first + count)
-        by_network: dict[OnnxNetwork, list[Candidates]] = {}
+        by_network: dict[OnnxNetwork, list[ScoringWork]] = {}
         for work in self._works[begin:end]:
             by_network.setdefault(work.network, []).append(work)
         for network, works in by_network.items():

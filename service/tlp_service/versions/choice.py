@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from tlp_client.tasks import PlatformKind, platform_kind, target_names
@@ -21,8 +23,24 @@ def contradiction(manifest: Manifest, platform: str | None, target: str) -> str 
     return f"{platform!r} is a {kinds.pop()}, the target {target!r:.80} is a {kind}"
 
 
-def choose_network(manifest: Manifest, platform: str | None, target: str) -> Network:
-    """Return the network for a platform, by what the caller states first and by the target second.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The network that scores a request.
+
+    Parameters
+    ----------
+    network : Network
+        One of the version's.
+    platform : str or None
+        For which of the platforms that the network tells apart; None if it is for none of them.
+    """
+
+    network: Network
+    platform: str | None
+
+
+def choose_network(manifest: Manifest, platform: str | None, target: str) -> Choice:
+    """Return the network and platform of a request, by what the caller states first and by the target second.
 
     Many devices share one target string (K80 and V100 do), so a stated platform decides. ``cpu`` and ``gpu``
     are platforms, too: any hardware of the kind. What was measured under these names teaches a network for requests that state them,
@@ -40,20 +58,20 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
         having = manifest.networks_of(platform)
         named = next((n for n in having if n.platform_kind == kind), having[0] if having else None)
         if named is None:
-            names = [p for n in manifest.networks for p in (n.platform_kind, *n.platforms) if n.scores(p)]
-            known = ", ".join(dict.fromkeys(names))
+            known = [p for n in manifest.networks for p in (n.platform_kind, *n.platforms) if n.scores(p)]
             raise UnknownName(
-                f"task.platform: version {manifest.version} does not know {platform!r}; it knows {known}",
+                f"task.platform: version {manifest.version} does not know {platform!r}; it knows {', '.join(dict.fromkeys(known))}",
                 code="unknown_platform",
             )
         if found := contradiction(manifest, platform, target):
             raise InvalidBody(f"task.platform: {found}")
-        return named
-    for name in target_names(target):
+        return _choice(named, [platform])
+    names = target_names(target)
+    for name in names:
         having = [] if name in _NO_DEVICES else manifest.networks_of(name)
         by_name = next((n for n in having if kind in (None, n.platform_kind)), None)
         if by_name is not None:
-            return by_name
+            return _choice(by_name, [name])
     if kind is None:
         raise InvalidBody(
             f"task: neither 'platform' nor the target {target!r:.80} tells whether this is a cpu or a gpu"
@@ -64,4 +82,10 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Net
             f"task.target: version {manifest.version} has no network for {kind} targets",
             code="unknown_platform",
         )
-    return by_kind
+    return _choice(by_kind, names)
+
+
+def _choice(network: Network, names: Sequence[str]) -> Choice:
+    if network.serves is not None:
+        names = [network.serves]
+    return Choice(network, next((name for name in names if name in network.platforms), None))

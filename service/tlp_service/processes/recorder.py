@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tlp_service.children import Stopping
 from tlp_service.errors import BadVersion, ServiceFault
-from tlp_service.learning.beginning import begin
-from tlp_service.learning.quality import Quality
-from tlp_service.learning.telling import Teller
 from tlp_service.measurements.recorder import Recorder
+from tlp_service.processes.beginning import begin
+from tlp_service.quality.telling import Teller
+from tlp_service.quality.windows import Quality
 from tlp_service.redis_url import connect
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.serving.loader import VersionLoader
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 #: Seconds between two looks at the registry.
 _LOOK_S = 2.0
 #: Versions that are held to score with; names of such that cannot be had, and seconds until one is looked for again.
-_MOST_SCORERS, _MOST_MISSING, _MISSING_S = 4, 256, 60.0
+_MAX_SCORERS, _MAX_MISSING, _MISSING_S = 4, 256, 60.0
 _NICENESS = 10
 
 
@@ -95,12 +95,12 @@ class _Versions:
             scorer = self._load(version)
             if scorer is None:  # it may be published, or the registry be back, in a while
                 self._missed_s[version] = time.monotonic() + _MISSING_S
-                while len(self._missed_s) > _MOST_MISSING:
+                while len(self._missed_s) > _MAX_MISSING:
                     self._missed_s.popitem(last=False)
                 return None
             self._scorers[version] = scorer
         self._scorers.move_to_end(version)
-        while len(self._scorers) > _MOST_SCORERS:
+        while len(self._scorers) > _MAX_SCORERS:
             self._scorers.popitem(last=False)
         return scorer
 

@@ -13,18 +13,18 @@ import numpy as np
 
 from tlp_client.records import Record
 from tlp_client.wire.predict import request_of
-from tlp_service.errors import ApiError
-from tlp_service.learning.latest import Latest
-from tlp_service.learning.prediction_error import ErrorWindow, Measured, is_drifting
+from tlp_service.errors import RequestFault
 from tlp_service.measurements.stream import Entry
+from tlp_service.quality.latest import Latest
+from tlp_service.quality.prediction_error import ErrorWindow, Measured, is_drifting
 from tlp_service.scoring.scorer import Scorer
 
 log = logging.getLogger(__name__)
 
 #: Measurements a window, and windows of platforms and versions; those that heard of nothing for longest go.
-WINDOW, _MOST_WINDOWS = 2000, 256
+WINDOW, _MAX_WINDOWS = 2000, 256
 #: Measurements that wait to be scored.
-_MOST_UNSCORED = 20_000
+_MAX_UNSCORED = 20_000
 
 #: Platform and version.
 _Key = tuple[str, str]
@@ -75,7 +75,7 @@ class Quality:
             id_, came = hash(entry.id), _Came(entry.worker, record)
             for version in {entry.version, serving} - {"", None}:
                 self._take((entry.platform, str(version)), id_, time_s, came)
-        if sum(map(len, self._unscored.values())) > _MOST_UNSCORED:
+        if sum(map(len, self._unscored.values())) > _MAX_UNSCORED:
             self._score()
 
     def _take(self, key: _Key, id_: int, time_s: float, came: _Came) -> None:
@@ -125,7 +125,7 @@ class Quality:
             window = self._windows[key] = ErrorWindow(WINDOW)
         self._at_gate[key] = at_gate
         self._windows.move_to_end(key)
-        while len(self._windows) > _MOST_WINDOWS:
+        while len(self._windows) > _MAX_WINDOWS:
             gone, _ = self._windows.popitem(last=False)
             del self._at_gate[gone]
         return window
@@ -149,7 +149,7 @@ def _scores(scorer: Scorer, platform: str, records: Sequence[Record]) -> list[fl
         request = request_of(task, (records[place].primitives for place in places), asked)
         try:
             scores[places] = scorer.score(request, chunk=64).scores
-        except ApiError as error:  # the version has no network for this target
+        except RequestFault as error:  # the version has no network for this target
             log.debug("%s on %s: %s", scorer.manifest.version, platform, error)
         except Exception:  # a fault in one task must not affect the figures of the others
             log.exception("no scores of %s for a task of %s", scorer.manifest.version, platform)

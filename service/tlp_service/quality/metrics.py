@@ -16,7 +16,7 @@ from tlp_service.measurements.stream import QUALITY
 log = logging.getLogger(__name__)
 
 #: Series of a figure at most: platforms, and versions of a platform. Whoever sends measurements names platforms.
-_MOST_PLATFORMS, _MOST_VERSIONS = 64, 4
+_MAX_PLATFORMS, _MAX_VERSIONS = 64, 4
 
 #: figure -> what it is
 _GAUGES = {
@@ -81,10 +81,10 @@ class QualityCollector(Collector):
         """Return a gauge a figure; a figure that cannot be said has no series."""
         for figure, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"tlp_prediction_{figure}", text, labels=["platform", "version"])
-            for platform, versions in islice(sorted(self._document["platforms"].items()), _MOST_PLATFORMS):
+            for platform, versions in islice(sorted(self._document["platforms"].items()), _MAX_PLATFORMS):
                 # The serving one first, then those of which most was measured.
                 order = sorted(versions.items(), key=lambda v: (not v[1]["serving"], -v[1]["measured"]))
-                for version, figures in order[:_MOST_VERSIONS]:
+                for version, figures in order[:_MAX_VERSIONS]:
                     if figures.get(figure) is not None:
                         gauge.add_metric([platform, version], float(figures[figure]))
             yield gauge

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tlp_service.evaluation.ranking import random_ranking, top_k_cost
+from tlp_service.ranking.ranking import random_ranking, top_k_cost
 
 Floats = npt.NDArray[np.float64]
 
