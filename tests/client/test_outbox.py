@@ -64,7 +64,7 @@ def spool(request, tmp_path):
 def begin(service, spool):
     """Return a function that begins an outbox, which leaves nothing on disk if nothing waits."""
     boxes = []
-    pauses = {"first_pause_s": 0.001, "longest_pause_s": 0.002, "first_aside_s": 1e6, "longest_aside_s": 1e6}
+    pauses = {"first_pause_s": 0.001, "max_pause_s": 0.002, "first_aside_s": 1e6, "max_aside_s": 1e6}
 
     def begin(service=service, **options):
         boxes.append(Outbox(service, "w", spool=spool, **{"batch": 4, **pauses, **options}))
@@ -221,7 +221,7 @@ def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other
 def test_a_letter_that_ends_the_server_is_tried_ever_less_often(begin, service, silence, caplog):
     """It stayed at the head of the queue, so the server was ended again and again, and no other letter was sent."""
     service.refusals = {"id-2": silence}
-    box = begin(first_pause_s=0.0001, longest_pause_s=0.0002)
+    box = begin(first_pause_s=0.0001, max_pause_s=0.0002)
     box.put(letters(*range(4)), "v1")
     for n in range(4, 200):  # the search goes on
         box.put(letters(n), "v1")
@@ -297,10 +297,10 @@ def test_a_request_that_is_too_large_is_halved_at_once_and_a_record_that_is_goes
     service = Narrow()
     spool = Spool(tmp_path, "http://x", None)
     # A pause would be noticed, since it is longer than a test may take.
-    box = Outbox(service, "w", spool=spool, batch=8, first_pause_s=1000, longest_pause_s=1000)
+    box = Outbox(service, "w", spool=spool, batch=8, first_pause_s=1000, max_pause_s=1000)
     box.put(letters(*range(3)), None)
     until(box, lambda: box.waiting == 0)
-    box._first_pause_s = box._longest_pause_s = 0.001
+    box._first_pause_s = box._max_pause_s = 0.001
     box.put(letters(3), None)
     until(box, lambda: box.waiting == 0)
     box.close()
@@ -396,7 +396,7 @@ def test_whatever_is_answered_each_letter_is_kept_by_the_service_or_in_quarantin
     with tempfile.TemporaryDirectory() as name:
         spool = Spool(Path(name), "http://x", None)
         box = Outbox(
-            service, "w", spool=spool, batch=4, first_pause_s=0.0001, longest_pause_s=0.0001, exit_wait_s=0
+            service, "w", spool=spool, batch=4, first_pause_s=0.0001, max_pause_s=0.0001, exit_wait_s=0
         )
         put = 0
         for count, version in puts:
@@ -429,7 +429,7 @@ def test_a_record_that_comes_twice_is_sent_once(outbox, service):
 
 
 def test_the_ids_that_went_last_are_remembered(outbox, service, monkeypatch):
-    monkeypatch.setattr("tlp_client.outbox._REMEMBERED_IDS", 2)
+    monkeypatch.setattr("tlp_client.outbox._MAX_REMEMBERED_IDS", 2)
     for n in (1, 2, 3, 3, 2, 1):
         outbox.put(letters(n), None)
         assert outbox.flush(HANG_S)
@@ -449,7 +449,7 @@ def test_beyond_its_capacity_the_oldest_are_dropped_and_counted(begin, service, 
 
 def test_a_surprise_does_not_end_the_thread(outbox, service):
     service.faults = [RuntimeError("a bug")]
-    outbox._longest_pause_s = 0.01
+    outbox._max_pause_s = 0.01
     outbox.put(letters(1), None)
     assert outbox.flush(HANG_S)
     assert service.order == ["id-1"]

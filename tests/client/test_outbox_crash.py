@@ -35,7 +35,7 @@ class Down:
 
 
 def outbox_in(folder, service, worker="w", url=URL, **options):
-    pauses = {"first_pause_s": 0.001, "longest_pause_s": 0.002, "exit_wait_s": 0}
+    pauses = {"first_pause_s": 0.001, "max_pause_s": 0.002, "exit_wait_s": 0}
     return Outbox(service, worker, spool=Spool(folder, url, None), **pauses, **options)
 
 

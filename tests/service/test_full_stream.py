@@ -127,14 +127,14 @@ def test_an_entry_that_breaks_the_parser_keeps_no_other_from_the_store(
     client, recorder, measured_lines, monkeypatch, caplog
 ):
     ids = send(client, entries_of(measured_lines[:5]))
-    parse = recorder._parser.parse
+    parse = recorder._parser_of("").parse
 
     def breaking(line):
         if line == measured_lines[2]:
             raise RecursionError("maximum recursion depth exceeded")
         return parse(line)
 
-    monkeypatch.setattr(recorder._parser, "parse", breaking)
+    monkeypatch.setattr(recorder._parser_of(""), "parse", breaking)
     moved = recorder.step()
     assert moved.dead == {ids[2]: "it cannot be read: RecursionError"}
     assert len(moved.records) == 4
@@ -148,7 +148,7 @@ def test_memory_that_is_short_makes_no_record_a_dead_letter(client, recorder, me
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder._parser, "parse", short)
+        patch.setattr(recorder._parser_of(""), "parse", short)
         with pytest.raises(MemoryError):
             recorder.step()
     recorder._takes_pending = True

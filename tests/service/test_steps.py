@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from serving import HANG_S, at_once
 
+from tlp_client.dialects.registry import DEFAULT
 from tlp_client.errors import InvalidRequest
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import measured_body, tuning_log
@@ -226,14 +227,14 @@ def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_o
     steps = prepare_in_steps(memory, 65536, manifest, kind, whole, query)
     read, costs = [], []
     while True:
-        made_before = measured_body._lines.parser.made_bytes
+        made_before = measured_body._lines_of(DEFAULT).parser.made_bytes
         try:
             costs.append(next(steps))
         except StopIteration as end:
             prepared = end.value
             break
         assert decoding._held == 0
-        read.append(measured_body._lines.parser.made_bytes - made_before)
+        read.append(measured_body._lines_of(DEFAULT).parser.made_bytes - made_before)
     assert [entry.record for entry in prepared.entries] == lines[: 150 - is_odd]
     assert [position for position, _ in prepared.errors] == [149][:is_odd]
     assert memory._bytes >= sum(map(len, lines[:130]))
