@@ -3,10 +3,14 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import redis
 from forms import FOLDER, IDS, PLATFORM, RELEASES
+from serving import HANG_S
 from stored import once, stored
 
 from tlp_service.cli import main
@@ -20,12 +24,30 @@ from tlp_service.versions.manifest import read_manifest
 of_each_release = pytest.mark.parametrize("release", RELEASES, ids=IDS)
 
 
+def listed(folder):
+    """Return path -> digest as the list of a folder has it, which is of the form of ``sha256sum``."""
+    return dict(line.split("  ")[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
+
+
+def digests(folder):
+    files = [path for path in folder.glob("*/**/*") if path.is_file()]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
 def test_no_file_of_a_release_was_changed_added_or_removed():
-    """The list has the form of ``sha256sum``."""
-    listed = dict(line.split("  ")[::-1] for line in (FOLDER / "SHA256SUMS").read_text().splitlines())
-    files = [path for release in RELEASES for path in release.folder.rglob("*") if path.is_file()]
-    digests = {str(p.relative_to(FOLDER)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-    assert digests == listed
+    assert digests(FOLDER) == listed(FOLDER)
+
+
+@pytest.mark.training
+def test_the_forms_of_this_release_can_be_written(tmp_path):
+    """Once before each release, which is too rare to notice that the script fails."""
+    script = Path(__file__).parents[2] / "scripts" / "write_forms"
+    subprocess.run([sys.executable, script, "9.9.9", "--into", tmp_path], timeout=HANG_S, check=True)
+    assert {path.name.split("-")[0] for path in (tmp_path / "9.9.9").iterdir()} == {
+        *("answers.json", "measurement_request.json", "predict_request.json", "stream_entries.json"),
+        *("predict_loopnest_request.json", "outbox", "registry", "store", "tlp_client"),
+    }
+    assert digests(tmp_path) == listed(tmp_path)
 
 
 @of_each_release
