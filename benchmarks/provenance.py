@@ -28,7 +28,7 @@ def write_figures(path, figures):
         What the benchmark measured, as JSON values.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {**provenance(), "figures": figures}
+    document = {**AT_START, "figures": figures}
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -85,3 +85,7 @@ def _cpu_model():
         return platform.machine()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return f"{next(names, 'unknown model')} ({platform.machine()})"
+
+
+#: Of the start of this process, since the working tree may change while a benchmark runs.
+AT_START = provenance()
