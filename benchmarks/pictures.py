@@ -35,7 +35,7 @@ def write_pictures(document: dict[str, Any], folder: Path) -> None:
         with matplotlib.rc_context(_STYLE):
             figure = Figure(figsize=_SIZE, layout="constrained")
             draw(figure.subplots(), document["figures"])
-            figure.text(0.01, -0.04, origin(document), fontsize=6, color="tab:gray")
+            figure.text(0.01, -0.08, origin(document), fontsize=6, color="tab:gray")
             figure.savefig(
                 folder / f"{name}.svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight"
             )
@@ -44,7 +44,8 @@ def write_pictures(document: dict[str, Any], folder: Path) -> None:
 def origin(document: dict[str, Any]) -> str:
     """Return in words which run a picture is of."""
     trials = document["figures"]["arguments"]["trials"]
-    return f"make demo, {trials} trials, {document['date']}, version {document['version']}, {document['machine']}"
+    run = f"make demo, {trials} trials, {document['date']}, version {document['version']}"
+    return f"{run}\n{document['machine']}"
 
 
 def best_so_far(costs_ms: Sequence[float | None]) -> Iterator[float]:
@@ -74,14 +75,16 @@ def _random(figures: dict[str, Any]) -> int:
 
 
 def _prediction_error(axes: Any, figures: dict[str, Any]) -> None:
+    """Draw how fast the candidates of each fifth really were. Scores are ordinal, so the fifths stand at equal distances."""
     for versions in figures["quality"].values():
         for version, found in versions.items():
             if found["calibration"]:
-                scores, labels = zip(*found["calibration"], strict=True)
-                label = f"{version}\npairs {found['pair_accuracy']:.2f}, {found['measured']} measured"
-                axes.plot(scores, labels, "o-", label=label)
-    axes.set_xlabel("mean score of a fifth of the candidates")
-    axes.set_ylabel("mean of best run time ÷ run time")
-    axes.set_ylim(bottom=0)
+                labels = [label for _, label in found["calibration"]]
+                text = f"{version}\npair accuracy {found['pair_accuracy']:.2f}, {found['measured']} measured"
+                axes.plot(range(1, len(labels) + 1), labels, "o-", label=text)
+    axes.set_xticks(range(1, 6), labels=["1\nlowest", "2", "3", "4", "5\nhighest"])
+    axes.set_xlabel("fifth of the measured candidates, by score")
+    axes.set_ylabel("speed ÷ fastest of the task, mean")
+    axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)

@@ -73,9 +73,15 @@ def _git(*arguments):
 
 
 def machine():
-    """Return the CPUs that this process may use, and the release of Python, in words."""
+    """Return the CPUs that this process may use, the release of Python, and whether other work came first, in words."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{usable} CPUs of {_cpu_model()}, {platform.system()}, Python {platform.python_version()}"
+    words = f"{usable} CPUs of {_cpu_model()}, {platform.system()}, Python {platform.python_version()}"
+    return f"{words}, at idle priority beside other work" if _is_idle_priority() else words
+
+
+def _is_idle_priority():
+    # Figures of such a run are those of a busy machine.
+    return hasattr(os, "SCHED_IDLE") and os.sched_getscheduler(0) == os.SCHED_IDLE
 
 
 def _cpu_model():

@@ -51,7 +51,15 @@ def demo_body(figures: Figures) -> str:
         )
         for o in figures["operators"]
     ]
-    head = ("operator", "trials", "untuned, ms", "best random candidate, ms", "tuned, ms", "scored", "fallbacks")
+    head = (
+        "operator",
+        "trials",
+        "untuned, ms",
+        "best random candidate, ms",
+        "tuned, ms",
+        "scored",
+        "fallbacks",
+    )
     pictures = (
         "![Best run time so far, by the number of measured candidates](pictures/tuning.svg)\n\n"
         "![Measured speed by score, for each version that scored the search](pictures/prediction_error.svg)"
