@@ -7,7 +7,7 @@ import pytest
 from forms import IDS, OUTBOX_URL, PLATFORM, RELEASES
 from serving import start
 
-pytestmark = pytest.mark.parametrize("release", RELEASES, ids=IDS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("release", RELEASES, ids=IDS)]
 
 
 @pytest.fixture

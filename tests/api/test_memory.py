@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from serving import start, until
 
+pytestmark = pytest.mark.slow
+
 #: Maximum MB of the server at the defaults, as the README states.
 WORST_MB = 450
 #: MB that the server may keep: its caches, and fragmented memory of the interpreter.

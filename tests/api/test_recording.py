@@ -20,6 +20,8 @@ from tlp_service.measurements.stream import QUALITY, STREAM
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def version(tmp_path):

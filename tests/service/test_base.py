@@ -119,6 +119,7 @@ class Opcodes:
         return self._ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "candidates",
     [
@@ -174,6 +175,7 @@ def test_one_request_is_computed_in_steps_each_of_which_replays_one_skeleton_at_
     assert costs.count(base._SKELETON_COST + 40 * base._REPLAY_COST) == 30
 
 
+@pytest.mark.slow
 def test_many_places_are_laid_out_in_blocks_that_are_steps():
     steps = list(base.nests_in_steps(*index_of([[["CI", 0]] * 500] * 1000)))
     replayed = base._SKELETON_COST + 500 * base._REPLAY_COST
@@ -345,6 +347,7 @@ def test_a_piece_rises_in_a_line_and_is_flat_outside():
     assert found.tolist() == [[-1, -1], [-1, -1], [0, -1], [1, -1], [1, -0.5], [1, 1], [1, 1]]
 
 
+@pytest.mark.slow
 def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
     nests = np.zeros((9, base.NEST_WIDTH), dtype=np.float16)
     nests[4, 7] = 1

@@ -135,6 +135,7 @@ CACHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 def test_ten_times_the_bound_leaves_the_bound(cache) -> None:
     count, bound = CACHES[cache]

@@ -121,6 +121,7 @@ def padded_scores(network, table, indices, lengths):
         return network(torch.from_numpy(table[PUBLISHED["cpu"].positions(indices, lengths)])).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 64, 2048])
 def test_the_exported_file_takes_any_batch(exported, table, batch):
     network, path = exported
@@ -159,6 +160,7 @@ def test_the_weights_are_read_back_by_their_names(exported):
     assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
 
 
+@pytest.mark.slow
 def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
     network = PublishedNetwork(22)
     torch.manual_seed(5)

@@ -328,6 +328,7 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
     assert names == {"records.parquet", f"{damaged.name}.damaged"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
     from tlp_service.training.presets import PRESETS

@@ -57,6 +57,7 @@ class Blocking(Quality):
         return super().document(time_s)
 
 
+@pytest.mark.slow
 def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
     url, client, tmp_path, scorer, caplog
 ):

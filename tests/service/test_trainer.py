@@ -204,6 +204,7 @@ def test_a_verdict_of_a_trainer_whose_lease_is_lost_is_not_noted(
     trainer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["refused", "failed", "judged"])
 def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
     url, client, store, tmp_path, monkeypatch, measured_lines, state
@@ -368,6 +369,7 @@ def test_a_lease_falls_to_the_next_and_the_last_holder_knows(client):
     assert client.get(LEASE) is None
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_as_long_as_it_is_held(client):
     with leased(client, LEASE, seconds=9):
         before = client.pttl(LEASE)
