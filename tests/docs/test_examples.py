@@ -20,9 +20,13 @@ from tlp_service.records.platforms import PlatformTable
 #: Pages whose commands are for the root of the repository, and write nothing there.
 IN_REPOSITORY = {"CONTRIBUTING.md"}
 
+#: Marks of the pages whose blocks train, start servers of their own, or start pytest.
+_MARKS = dict.fromkeys(("README.md", "CONTRIBUTING.md", "operate.md"), pytest.mark.slow)
+_MARKS["train.md"] = pytest.mark.training
+
 
 def _page(path: Path):
-    marks = [pytest.mark.training] if path.name == "train.md" else []
+    marks = [_MARKS[path.name]] if path.name in _MARKS else []
     return pytest.param(path, marks=marks, id=str(path.relative_to(ROOT)))
 
 

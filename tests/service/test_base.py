@@ -202,6 +202,7 @@ def test_what_is_kept_of_replayed_skeletons_is_bounded_in_bytes(monkeypatch):
     assert (nests_of(list(map(read_primitive, new_skeletons(1, steps=60)[0]))) == nests[0]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(any_primitive(), max_size=12), min_size=1, max_size=6), st.randoms())
 def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):

@@ -132,6 +132,7 @@ def test_the_exported_file_takes_any_batch(exported, table, batch):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_candidates_of_any_length_score_as_the_padded_network_scores_them(exported, table):
     """From none to more primitives than the network reads; each alone and all in one batch."""
     network, path = exported
@@ -147,12 +148,14 @@ def test_candidates_of_any_length_score_as_the_padded_network_scores_them(export
         np.testing.assert_allclose(alone, [score], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_exported_file_names_no_place_of_the_machine_that_made_it(exported):
     contents = exported[1].read_bytes()
     assert b"site-packages" not in contents
     assert str(Path(__file__).parents[2]).encode() not in contents
 
 
+@pytest.mark.slow
 def test_the_weights_are_read_back_by_their_names(exported):
     network, path = exported
     weights = read_weights(path)
@@ -173,6 +176,7 @@ def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_a_file_that_scores_otherwise_is_not_published(exported, table):
     network, path = exported
     positions = PUBLISHED["cpu"].positions(*lengths_and_indices([5, 25], 8))

@@ -171,6 +171,7 @@ def test_a_file_that_cannot_be_cast_is_set_aside_and_named_in_one_line(store, me
     assert imported(store, measured_lines[:5]) == {"epyc": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["large strings", "one more", "no line", "a null", "two of a name"])
 def test_a_recorder_goes_on_over_a_store_that_was_rewritten(url, store, measured_lines, how):
     """The recorder stopped for ever at the 32nd batch, which compacts."""

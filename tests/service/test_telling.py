@@ -129,6 +129,7 @@ def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog)
     assert teller.close(HANG_S)
 
 
+@pytest.mark.slow
 def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, client, tmp_path):
     version = write_linear_version(tmp_path / "version")
     environment = {

@@ -324,6 +324,7 @@ def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, meas
     trainer.close()
 
 
+@pytest.mark.slow
 def test_notes_are_bounded(url, client, store, tmp_path, steps, monkeypatch, measured_lines):
     """Ten times the bound: the platforms with the most records stay."""
     monkeypatch.setattr(standings_module, "_MAX_PLATFORMS", 4)
