@@ -98,9 +98,10 @@ $(RESULTS)/learning-poison.json: $(R)/records.made
 results: setup ## write docs/results.md and its pictures from the figures in benchmarks/results
 	$(SERVICE)/bin/python benchmarks/results_page.py
 
-lint: setup ## ruff
+lint: setup ## ruff, and which folder imports which
 	$(SERVICE)/bin/ruff check .
 	$(SERVICE)/bin/ruff format --check .
+	$(SERVICE)/bin/lint-imports
 
 types: setup ## mypy --strict
 	$(SERVICE)/bin/mypy

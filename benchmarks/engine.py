@@ -29,14 +29,14 @@ from timing import median_and_range, seconds_of
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import index_primitives, request_of
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import read_weights
-from tlp_service.models.published import PublishedNetwork
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.network import usable_cpus
-from tlp_service.scoring.plan import Plan
-from tlp_service.serve import start_engine
+from tlp_service.engine.network import usable_cpus
+from tlp_service.engine.work import ScoringWork
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import PublishedNetwork
+from tlp_service.families.published.plan import RowPlan
+from tlp_service.processes.server import start_engine
 from tlp_service.settings import Settings, shipped_model
+from tlp_service.training.export import read_weights
 
 #: of the padded network
 CHUNKS = {"cpu": (16, 32, 64, 256), "cuda": (256, 512, 1024)}
@@ -47,7 +47,7 @@ PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
 }
 ONE_CALL, BEST_CHUNK, ENGINE, FLOOR = "padded, one call", "padded, best chunk", "engine", "floor"
-NESTS, BASE = "base: its nests", "base: engine"
+NESTS, BASE = "loopnest: its nests", "loopnest: engine"
 
 
 def open_session(model, device, threads):
@@ -134,10 +134,10 @@ class Floor:
 
 
 class Base:
-    """The same candidates by `base`: what makes its nests in Python, and its network."""
+    """The same candidates by `loopnest`: what makes its nests in Python, and its network."""
 
     def __init__(self, records, device):
-        self._engine = start_engine(Settings(model=shipped_model("base"), device=device))
+        self._engine = start_engine(Settings(model=shipped_model("loopnest"), device=device))
         task = records[0].task
         self._request = request_of(task, (record.primitives for record in records))
         network = self._engine.versions.serving.manifest.network(platform_kind(task.target))
@@ -150,7 +150,7 @@ class Base:
         return self._engine.versions.serving.prepare(self._request)
 
     def run(self, candidates):
-        work = Candidates(candidates.network, candidates.table, candidates.plan)
+        work = ScoringWork(candidates.network, candidates.table, candidates.plan)
         self._engine.executor.submit(work, "benchmark")
         return work.future.result()
 
@@ -165,7 +165,7 @@ class Comparison:
         primitives, indices, lengths = index_primitives(r.primitives for r in records)
         self.candidates, self.primitives, self.distinct = len(records), len(indices), len(primitives)
         self.table, _ = features.rows(primitives)
-        self.plan = Plan.of(indices, lengths, features.steps)
+        self.plan = RowPlan.of(indices, lengths, features.steps)
         self._engine = engine
         network = PublishedNetwork(features.width).eval()
         of_kind = engine.versions.serving.manifest.network(kind)
@@ -180,7 +180,7 @@ class Comparison:
         self._chunk = min(CHUNKS[device], key=lambda chunk: seconds_of(lambda: self._padded.run(chunk)))
 
     def run_engine(self):
-        work = Candidates(self._loaded, self.table, self.plan)
+        work = ScoringWork(self._loaded, self.table, self.plan)
         self._engine.executor.submit(work, "benchmark")
         return work.future.result()
 
@@ -204,7 +204,7 @@ def report(comparison, runs):
     )
     published, base = comparison.floor.multiply_adds, comparison.base.multiply_adds
     print(
-        f"{published / 1e9:.2f} G multiply-adds must be done for published, {base / 1e9:.2f} G for base: "
+        f"{published / 1e9:.2f} G multiply-adds must be done for published, {base / 1e9:.2f} G for loopnest: "
         f"{base / published:.2f} x"
     )
     print(f"largest difference of the scores, relative to max(1, |score|): {comparison.difference:.1e}")
@@ -217,7 +217,7 @@ def report(comparison, runs):
     return {
         "seconds": seconds,
         "difference": comparison.difference,
-        "multiply_adds": {"published": published, "base": base},
+        "multiply_adds": {"published": published, "loopnest": base},
     }
 
 

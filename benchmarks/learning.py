@@ -23,15 +23,15 @@ from provenance import write_figures
 
 from tlp_client.tasks import canonical_workload_key, platform_kind
 from tlp_service.evaluation.evaluate import evaluate
-from tlp_service.evaluation.figures import summarise
+from tlp_service.families import preset_named
 from tlp_service.learning.learn import learn
-from tlp_service.learning.quality import Quality
 from tlp_service.measurements.stream import Entry
+from tlp_service.quality.windows import Quality
+from tlp_service.ranking.figures import summarise
 from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.training.presets import PRESETS
 from tlp_service.training.train import TrainCommand, train
 from tlp_service.versions.registry import Registry
 
@@ -145,8 +145,8 @@ def shown(tasks):
 def trained(store, out, kind, without, seed):
     """Train a version as `tlp train` does, without some platforms, unless it is there already; return its folder."""
     if out.exists():
-        return next(out.glob("base-*"))
-    preset = PRESETS["base"]
+        return next(out.glob("loopnest-*"))
+    preset = preset_named("loopnest")
     fit = dataclasses.replace(preset.settings, seed=seed)
     return train(TrainCommand((store.folder,), out, preset, fit, without=without, kinds=(kind,)))
 

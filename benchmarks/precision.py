@@ -24,10 +24,10 @@ from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.wire.predict import index_primitives
-from tlp_service.evaluation.ranking import rank_tasks
-from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.plan import RowPlan
+from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.settings import shipped_model
 
 #: parameters of the layers with 256 inputs that run once a place
@@ -89,13 +89,13 @@ def main():
     features, path = PUBLISHED["cpu"], shipped_model("published") / "cpu.onnx"
     records = [r for r in LogReader().read_file(args.log) if r.error_no == 0]
     primitives, indices, lengths = index_primitives(r.primitives for r in records)
-    plan = Plan.of(indices, lengths, features.steps)
+    plan = RowPlan.of(indices, lengths, features.steps)
     table, broken = features.rows(primitives)
     assert not broken
-    float32 = OnnxNetwork(path, features.steps, "cpu")
+    float32 = OnnxNetwork(path, "cpu")
     with tempfile.TemporaryDirectory() as scratch:
         layers = quantize(path, Feeds(float32, table, plan), Path(scratch, "int8.onnx"))
-        int8 = OnnxNetwork(Path(scratch, "int8.onnx"), features.steps, "cpu")
+        int8 = OnnxNetwork(Path(scratch, "int8.onnx"), "cpu")
     seconds = {"float32": [], "int8": []}
     for _ in range(args.runs):
         for name, network in (("float32", float32), ("int8", int8)):

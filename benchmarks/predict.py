@@ -4,7 +4,7 @@ For 2,048 sampled states of each of three operators, all measured in turn in one
 
 (a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature extraction alone; (c) the padded
 network in one ONNX call; (d) in its best chunk; (e) our engine in-process, all of `published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
-(g) and (h) the same for `base`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
+(g) and (h) the same for `loopnest`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
 five generations with each cost model. The candidates are left in ``--candidates``, for the other benchmarks.
 
     .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --candidates FOLDER --out FILE
@@ -122,8 +122,8 @@ def measure_call(task, states, xgboost, url, follower):
         "(c) padded, one call": "padded, one call",
         "(d) padded, best chunk": "padded, best chunk",
         "(e) engine": "engine",
-        "(g) base, nests": "base: its nests",
-        "(h) base, engine": "base: engine",
+        "(g) loopnest, nests": "loopnest: its nests",
+        "(h) loopnest, engine": "loopnest: engine",
     }
     return seconds | {name: engine[key] for name, key in names.items()} | {"floor": engine["floor"]}
 
@@ -187,8 +187,8 @@ def bars(calls):
     """Return the ratios that issue and README speak of, from medians of one run."""
     median = {name: seconds[0] for name, seconds in calls.items()}
     cold = median["(f) TLPRemoteModel, cold"]
-    # The server serves `base`.
-    of_base = median["(g) base, nests"] + median["(h) base, engine"]
+    # The server serves `loopnest`.
+    of_base = median["(g) loopnest, nests"] + median["(h) loopnest, engine"]
     beyond_engine = cold - of_base
     return {
         "a / f cold": median["(a) XGBModel.predict"] / cold,

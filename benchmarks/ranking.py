@@ -1,4 +1,4 @@
-"""How well models rank the schedules of unseen tasks: base, TLP's network, xgboost, all on the same split, in one run.
+"""How well models rank the schedules of unseen tasks: loopnest, TLP's network, xgboost, all on the same split, in one run.
 
 ``platforms``  every platform: train on a store's train part, stop by its validation part, rank its test part; mean over seeds.
 ``folds``      five folds by task over the records measured for this project, beside models on Ansor's own features; the last epoch counts.
@@ -25,7 +25,9 @@ import torch
 from provenance import write_figures
 
 from tlp_client.tasks import canonical_workload_key
-from tlp_service.evaluation.figures import figures_of, summarise
+from tlp_service.families import preset_named
+from tlp_service.families.loopnest.preset import LoopNestPreset, adopt
+from tlp_service.ranking.figures import figures_of, summarise
 from tlp_service.records.reader import stored_records
 from tlp_service.records.split import parts_by_workload
 from tlp_service.records.store import RecordStore
@@ -39,7 +41,6 @@ from tlp_service.training.dataset import (
 )
 from tlp_service.training.fit import RANKED_CANDIDATES, fit, predict_task
 from tlp_service.training.networks import adapt
-from tlp_service.training.presets import PRESETS, Base, adopt
 
 #: Tasks of a platform from which on its figures are compared.
 COMPARED_TASKS = 10
@@ -57,7 +58,7 @@ TARGETS = {"cpu": ("platinum-8358", "x86-24c"), "gpu": ("k80", "v100")}
 def read_sets(store, kinds, platforms=None):
     """Return kind -> preset -> training set."""
     sets = defaultdict(dict)
-    for preset in (PRESETS["base"], PRESETS["published"]):
+    for preset in (preset_named("loopnest"), preset_named("published")):
         encoders = {kind: preset.encoder(kind) for kind in kinds}
         records = valid_records(stored_records(store, platforms), ImportReport())
         for kind, found in build_sets(records, encoders, ImportReport()).items():
@@ -76,7 +77,7 @@ def rank(score, tested):
 
 def train_network(name, train, validation, seed, **changes):
     """Return the score function of a trained network."""
-    preset = PRESETS[name]
+    preset = preset_named(name)
     settings = dataclasses.replace(preset.settings, seed=seed, **changes)
     if name == "published":
         train = without_large_numbers(train, settings.max_number)
@@ -115,10 +116,10 @@ def platforms(store, seeds, kinds, models):
     """Train on the train part, rank the test part; return model -> seed -> task figures."""
     found = defaultdict(dict)
     for kind, sets in read_sets(store, kinds).items():
-        parts = parts_by_workload([t.workload for t in sets["base"].tasks], store.seed)
+        parts = parts_by_workload([t.workload for t in sets["loopnest"].tasks], store.seed)
         splits = {name: split_set(whole, parts) for name, whole in sets.items()}
         for seed in seeds:
-            for name, changes in (("base", {}), ("published", PUBLISHED_FIT)):
+            for name, changes in (("loopnest", {}), ("published", PUBLISHED_FIT)):
                 if name not in models:
                     continue
                 train, validation, test = splits[name]
@@ -183,17 +184,17 @@ def folds(store, folder, seeds, others, models, platform="epyc-9004-2c"):
             def is_tested(task):
                 return task.platform == platform and numbers[task.workload] % FOLDS == fold  # noqa: B023
 
-            held = {task.workload for task in sets["base"].tasks if is_tested(task)}
+            held = {task.workload for task in sets["loopnest"].tasks if is_tested(task)}
             test = {n: tasks_where(s, is_tested) for n, s in sets.items()}
             train = {n: tasks_where(s, lambda task: task.workload not in held) for n, s in sets.items()}  # noqa: B023
             measured = {n: tasks_where(s, lambda task: task.platform == platform) for n, s in train.items()}
-            none = tasks_where(sets["base"], lambda task: False)
-            ways = {"base": measured["base"]} if "base" in models else {}
+            none = tasks_where(sets["loopnest"], lambda task: False)
+            ways = {"loopnest": measured["loopnest"]} if "loopnest" in models else {}
             if others:
-                ways["base, other CPUs' records too"] = train["base"]
+                ways["loopnest, other CPUs' records too"] = train["loopnest"]
             for name, records in ways.items():
-                score = train_network("base", records, none, seed)
-                found[name].setdefault(seed, []).extend(rank(score, test["base"]))
+                score = train_network("loopnest", records, none, seed)
+                found[name].setdefault(seed, []).extend(rank(score, test["loopnest"]))
             if "published" in models:
                 changes = PUBLISHED_FIT | {"epochs": 12}
                 none = tasks_where(sets["published"], lambda task: False)
@@ -299,7 +300,7 @@ def few(store, seeds, targets):
     """Return target -> way -> task figures."""
     found = {}
     for kind, names in targets.items():
-        whole = read_sets(store, [kind])[kind]["base"]
+        whole = read_sets(store, [kind])[kind]["loopnest"]
         parts = parts_by_workload([t.workload for t in whole.tasks], store.seed)
         train, validation, test = split_set(whole, parts)
         for target in names:
@@ -315,8 +316,8 @@ def few(store, seeds, targets):
             ways = found[target] = defaultdict(list)
             for seed in seeds:
                 share = share_of(own, SHARE, {target}, seed)
-                ways["alone, share"] += rank(train_network("base", share, judged, seed), tested)
-                ways["alone, all"] += rank(train_network("base", own, judged, seed), tested)
+                ways["alone, share"] += rank(train_network("loopnest", share, judged, seed), tested)
+                ways["alone, all"] += rank(train_network("loopnest", own, judged, seed), tested)
                 ways["from the others"] += rank(adapted(tasks_where(train, is_other), share, seed), tested)
             show_few(found)
     return found
@@ -325,7 +326,7 @@ def few(store, seeds, targets):
 def adapted(others, own, seed):
     """Return the score function of a network that was trained on other platforms and then, as one of its own, on a platform's records."""
     (platform,) = own.platforms
-    preset, nothing = PRESETS["base"], tasks_where(own, lambda task: False)
+    preset, nothing = preset_named("loopnest"), tasks_where(own, lambda task: False)
     settings = dataclasses.replace(preset.settings, seed=seed)
     network = fit(preset.network(others, settings, None), others, nothing, settings).network
     adopt(network, own, platform, own.numbered)
@@ -397,23 +398,23 @@ def main():
         "--measured", type=Path, help="folder of the records measured for this project (folds)"
     )
     parser.add_argument(
-        "--others", action="store_true", help="train base on other CPUs' records, too (folds)"
+        "--others", action="store_true", help="train loopnest on other CPUs' records, too (folds)"
     )
     parser.add_argument(
         "--models",
         nargs="+",
-        choices=("base", "published", "others"),
-        default=["base", "published", "others"],
+        choices=("loopnest", "published", "others"),
+        default=["loopnest", "published", "others"],
         help="which to train (platforms, folds)",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", default=["cpu", "gpu"])
-    parser.add_argument("--epochs", type=int, help="of base, instead of its own")
+    parser.add_argument("--epochs", type=int, help="of loopnest, instead of its own")
     parser.add_argument("--out", type=Path, help="file that gets all figures")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if arguments.epochs:
-        Base.settings = dataclasses.replace(Base.settings, epochs=arguments.epochs)
+        LoopNestPreset.settings = dataclasses.replace(LoopNestPreset.settings, epochs=arguments.epochs)
     store = RecordStore(arguments.store)
     if arguments.study == "platforms":
         found = platforms(store, arguments.seeds, arguments.kinds, arguments.models)

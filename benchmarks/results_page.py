@@ -62,7 +62,7 @@ def _shipped() -> str:
     return f"""## Shipped versions
 
 Ranking of the held-out test tasks, beside random choice, as each version's `manifest.json` states it.
-`tlp train` wrote the manifests; the cards of [base](../service/tlp_service/shipped/MODEL_CARD.md)
+`tlp train` wrote the manifests; the cards of [loopnest](../service/tlp_service/shipped/MODEL_CARD.md)
 and [published](../service/tlp_service/shipped/PUBLISHED_CARD.md) hold the commands and the data.
 Top-k is the best run time of a task divided by the best run time among the k candidates with the highest scores.
 

@@ -90,7 +90,7 @@ def predict_body(figures: Figures) -> str:
     names = {
         "a / f cold": "predict call: `XGBModel` ÷ `TLPRemoteModel` over HTTP",
         "search": "all predict calls of a search: `XGBModel` ÷ `TLPRemoteModel`",
-        "e / (g + h)": "in process: engine with TLP's network ÷ `base`",
+        "e / (g + h)": "in process: engine with TLP's network ÷ `loopnest`",
         "c / e": "padded network in one ONNX Runtime call ÷ engine with TLP's network",
         "e / floor": "engine with TLP's network ÷ compute-bound minimum (multiply-adds at the measured GEMM rate)",
         "(f - g - h) / dump": "HTTP, encoding and scheduling ÷ `dump_record_to_string` of the same states",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
     SCHEMA,

@@ -170,7 +170,7 @@ def children_of(pid: int) -> dict[str, int]:
                 command = (folder / "cmdline").read_text()
             except (OSError, IndexError):
                 continue
-            if parent == pid and "tlp_service.scoring.trial" not in command:  # a trial is no lasting child
+            if parent == pid and "tlp_service.serving.trial" not in command:  # a trial is no lasting child
                 beside = (name for name in ("recorder", "trainer") if name in command)
                 found[next(beside, "redis")] = int(folder.name)
     return found

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 #: Seconds between two looks at a child, that it has to end, and before it is started again: at first, and at most.
-_LOOK_S, _END_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0, 1.0, 60.0
+_LOOK_S, _END_S, _PAUSE_S, _MAX_PAUSE_S = 0.5, 10.0, 1.0, 60.0
 #: Seconds that a child runs before it counts as one that can.
 _RUNS_S = 30.0
 
@@ -144,7 +144,7 @@ class Child:
                 self.process = self._spawn()
             began_s = time.monotonic()
             self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:

@@ -20,7 +20,11 @@ from tlp_service.redis_url import check_redis_url
 log = logging.getLogger(__name__)
 
 
-def shipped_model(model: str = "base") -> Path:
+#: The model that is served, trained and measured unless told otherwise.
+DEFAULT_MODEL = "loopnest"
+
+
+def shipped_model(model: str = DEFAULT_MODEL) -> Path:
     """Return the folder of the version of a model that comes with the package.
 
     Raises

@@ -195,7 +195,7 @@ def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, version)
 _RECORDERS = """
 import os, signal, sys, time
 import redis
-from tlp_service.learning.recording import record
+from tlp_service.processes.recorder import record
 from tlp_service.measurements.stream import QUALITY, STREAM, Entry
 from tlp_service.settings import read_settings
 client = redis.Redis.from_url(os.environ["TLP_REDIS_URL"])

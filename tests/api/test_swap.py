@@ -77,7 +77,7 @@ def trials_of(version):
     for pid, path in commands.items():
         with contextlib.suppress(OSError):
             command = path.read_text()
-            if "tlp_service.scoring.trial" in command and version in command:
+            if "tlp_service.serving.trial" in command and version in command:
                 found.append(pid)
     return found
 

@@ -24,10 +24,10 @@ from tlp_service.api.decoded import DecodeMemory
 from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory
 from tlp_service.api.tuning_log import request_in_steps, tasks_in_steps
-from tlp_service.errors import ApiError, BadVersion
+from tlp_service.errors import BadVersion, RequestFault
 from tlp_service.measurements.stream import Entry
-from tlp_service.quality_metrics import QualityCollector, decode_quality
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.quality.metrics import QualityCollector, decode_quality
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
@@ -38,9 +38,9 @@ from tlp_service.versions.journal import Activation, Journal, Mark
 from tlp_service.versions.manifest import parse_manifest, read_manifest
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-BASE = read_manifest(shipped_model("base"))
+BASE = read_manifest(shipped_model("loopnest"))
 #: Bytes that a damaged gzip stream may become.
-MOST_INFLATED = 1 << 20
+MAX_INFLATED = 1 << 20
 #: Records of the valid file beside a damaged one.
 SOUND_ROWS = 40
 
@@ -67,14 +67,14 @@ def parsers(folder):
     encoded = [line.encode() for line in lines[::7]]
     log = "\n".join(lines[:20]).encode()
     return [
-        Parser("predict body", _predict_bodies(records), damaged_json, _read_predict, (ApiError, InvalidInput)),
-        Parser("measurement body", _measurement_bodies(records), damaged_json, _read_measurements, (ApiError, InvalidInput)),
+        Parser("predict body", _predict_bodies(records), damaged_json, _read_predict, (RequestFault, InvalidInput)),
+        Parser("measurement body", _measurement_bodies(records), damaged_json, _read_measurements, (RequestFault, InvalidInput)),
         Parser("record", encoded, damaged_json, _read_record, (InvalidInput,), 15),
         Parser("primitive", [json.dumps(p).encode() for r in records for p in r["i"][1][1]], damaged_json, _read_primitive, (InvalidInput,), 15),
         Parser("task", [json.dumps(r["i"][0]).encode() for r in records], damaged_json, _read_task, (InvalidInput,), 5),
-        Parser("log as a body", [log], damaged_bytes, _read_log, (ApiError,), 4),
+        Parser("log as a body", [log], damaged_bytes, _read_log, (RequestFault,), 4),
         Parser("log as a file", [log, gzip.compress(log)], damaged_bytes, _FileReader(folder / "log"), (), 4),
-        Parser("gzip body", [gzip.compress(b"{}" * 500), gzip.compress(log)], damaged_bytes, _inflate, (ApiError,)),
+        Parser("gzip body", [gzip.compress(b"{}" * 500), gzip.compress(log)], damaged_bytes, _inflate, (RequestFault,)),
         Parser("manifest", _manifests(), damaged_json, lambda whole: parse_manifest(whole, "here"), (BadVersion,)),
         Parser("journal", [_journal()], damaged_json, _read_journal, (BadVersion,)),
         Parser("quality", [_quality()], damaged_json, _read_quality),
@@ -176,7 +176,7 @@ class _FileReader:
 
 def _inflate(whole):
     inflater = _Inflater()
-    assert len(inflater.feed(whole, MOST_INFLATED)) <= MOST_INFLATED + len(whole)
+    assert len(inflater.feed(whole, MAX_INFLATED)) <= MAX_INFLATED + len(whole)
 
 
 def _manifests():
@@ -300,7 +300,7 @@ class _Mixed:
         try:
             request = read_predict(json.loads(body))
             scores = self._scorer.score(request).scores
-        except (InvalidInput, ApiError) as error:
+        except (InvalidInput, RequestFault) as error:
             raise AssertionError(f"reported as a whole: {error}") from error
         np.testing.assert_allclose(scores[: len(alone)], alone, rtol=1e-5)
 

@@ -10,13 +10,13 @@ from models import write_linear_version
 
 from tlp_service.cli import main
 from tlp_service.evaluation.evaluate import evaluate
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.encoder import PublishedEncoder
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform, PlatformTable
+from tlp_service.records.platform_table import OnePlatform, PlatformTable
 from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets, valid_records
-from tlp_service.training.encoders import PublishedEncoder
 
 EPYC = OnePlatform("epyc")
 HARDWARE = [8, 64, 64, 0, 0, 0, 0, 0]
@@ -63,7 +63,7 @@ def labels(store):
     report = ImportReport()
     encoders = {kind: PublishedEncoder(features) for kind, features in PUBLISHED.items()}
     sets = build_sets(valid_records(stored_records(store), report), encoders, report)
-    return [task.labels.tolist() for kind in sets for task in sets[kind].tasks]
+    return [one.labels(task.costs).tolist() for one in sets.values() for task in one.tasks]
 
 
 def ranked(scorer, store, min_candidates=2):

@@ -13,10 +13,10 @@ from tlp_client.bounded import BoundedCache, bounded_function, memory_of
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
-from tlp_service.evaluation import plausible
-from tlp_service.features import skeleton
+from tlp_service.families.loopnest import skeleton
 from tlp_service.measurements.lines import RecordLines
 from tlp_service.monitoring import Metrics
+from tlp_service.ranking import plausible
 from tlp_service.records import reader, schema
 from tlp_service.scheduling.demand import Demands
 from tlp_service.scheduling.fair_queue import FairQueue

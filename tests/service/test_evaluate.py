@@ -14,10 +14,10 @@ from tlp_client.records import Record
 from tlp_client.tasks import Task
 from tlp_service.cli import main
 from tlp_service.evaluation.evaluate import evaluate
-from tlp_service.evaluation.figures import _SUMMARIES, figures_of, summarise
-from tlp_service.evaluation.ranking import rank_tasks
+from tlp_service.ranking.figures import _SUMMARIES, figures_of, summarise
+from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 

@@ -9,13 +9,13 @@ import pytest
 from models import write_linear_onnx
 from serving import HANG_S
 
+from tlp_service.engine.network import OnnxNetwork
+from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.plan import RowPlan
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
 
 STEPS = 25
 
@@ -53,8 +53,8 @@ def candidates_of(network, rows, candidates):
     table = np.zeros((1 + len(rows), network.row_width), dtype=np.float32)
     table[1:, min(11, network.row_width - 1)] = rows
     indices = np.array([i for c in candidates for i in c], dtype=np.int64)
-    plan = Plan.of(indices, np.array([len(c) for c in candidates], dtype=np.int64), STEPS)
-    return Candidates(network, table, plan)
+    plan = RowPlan.of(indices, np.array([len(c) for c in candidates], dtype=np.int64), STEPS)
+    return ScoringWork(network, table, plan)
 
 
 def sums(rows, candidates):
@@ -223,7 +223,7 @@ def test_draining_scores_what_has_begun_and_refuses_the_rest(running, plain):
 def test_many_clients_with_random_cancels_each_get_their_own_scores(running, tmp_path, mixes):
     """Over ONNX Runtime: each that is not cancelled gets the sums of its own rows, whatever shares its batches."""
     write_linear_onnx(tmp_path / "cpu.onnx", PUBLISHED["cpu"].width, 1.0)
-    network = OnnxNetwork(tmp_path / "cpu.onnx", STEPS, "cpu")
+    network = OnnxNetwork(tmp_path / "cpu.onnx", "cpu")
     network.mixes = mixes
     executor = running(threads=3, chunk=16, mixes=mixes)
     outcomes = []

@@ -12,13 +12,13 @@ import torch
 
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.models.export import read_weights
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
+from tlp_service.families import preset_named
+from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training import fit as fit_module
 from tlp_service.training.dataset import ImportReport, build_sets
+from tlp_service.training.export import read_weights
 from tlp_service.training.fit import fit, predict_task
 from tlp_service.training.parallel import average_gradients
-from tlp_service.training.presets import PRESETS, preset_named
 
 pytestmark = pytest.mark.training
 
@@ -33,30 +33,30 @@ def records(measured_lines):
 
 
 def set_of(records, preset):
-    return build_sets(records, {"cpu": PRESETS[preset].encoder("cpu")}, ImportReport())["cpu"]
+    return build_sets(records, {"cpu": preset_named(preset).encoder("cpu")}, ImportReport())["cpu"]
 
 
 def settings_of(preset, **changes):
-    return dataclasses.replace(PRESETS[preset].settings, batch=64, **changes)
+    return dataclasses.replace(preset_named(preset).settings, batch=64, **changes)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(type(PRESETS["base"]), "architecture", SMALL)
+    monkeypatch.setattr(type(preset_named("loopnest")), "architecture", SMALL)
 
 
 def test_base_learns_what_it_is_shown(records):
-    shown = set_of(records, "base")
-    settings = settings_of("base", epochs=20)
-    fitted = fit(PRESETS["base"].network(shown, settings, None), shown, shown, settings)
+    shown = set_of(records, "loopnest")
+    settings = settings_of("loopnest", epochs=20)
+    fitted = fit(preset_named("loopnest").network(shown, settings, None), shown, shown, settings)
     assert fitted.validation.pair_accuracy > 0.8
 
 
-@pytest.mark.parametrize("preset", ["base", "published"])
+@pytest.mark.parametrize("preset", ["loopnest", "published"])
 def test_an_interrupted_training_ends_as_one_that_was_not(records, preset, tmp_path, monkeypatch):
     shown = set_of(records, preset)
     settings = settings_of(preset, epochs=4)
-    whole = fit(PRESETS[preset].network(shown, settings, None), shown, shown, settings)
+    whole = fit(preset_named(preset).network(shown, settings, None), shown, shown, settings)
 
     ranked = fit_module.rank_set
 
@@ -70,8 +70,12 @@ def test_an_interrupted_training_ends_as_one_that_was_not(records, preset, tmp_p
     checkpoint = tmp_path / "cpu.safetensors"
     monkeypatch.setattr(fit_module, "rank_set", power_cut)
     with pytest.raises(KeyboardInterrupt):
-        fit(PRESETS[preset].network(shown, settings, None), shown, shown, settings, checkpoint=checkpoint)
-    again = fit(PRESETS[preset].network(shown, settings, None), shown, shown, settings, checkpoint=checkpoint)
+        fit(
+            preset_named(preset).network(shown, settings, None), shown, shown, settings, checkpoint=checkpoint
+        )
+    again = fit(
+        preset_named(preset).network(shown, settings, None), shown, shown, settings, checkpoint=checkpoint
+    )
     assert len(calls) == 5  # two epochs, the cut, the two that were left
     for one, other in zip(whole.network.parameters(), again.network.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -88,22 +92,22 @@ def test_an_interrupted_training_ends_as_one_that_was_not(records, preset, tmp_p
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_named(records, tmp_path, damage, message):
-    shown = set_of(records, "base")
-    settings = settings_of("base", epochs=1)
+    shown = set_of(records, "loopnest")
+    settings = settings_of("loopnest", epochs=1)
     path = tmp_path / "cpu.safetensors"
-    fit(PRESETS["base"].network(shown, settings, None), shown, shown, settings, checkpoint=path)
+    fit(preset_named("loopnest").network(shown, settings, None), shown, shown, settings, checkpoint=path)
     damage(path)
     changed = dataclasses.replace(settings, seed=7) if message == "other settings" else settings
     fewer = dataclasses.replace(shown, tasks=shown.tasks[1:]) if message == "other records" else shown
     with pytest.raises(BadVersion, match=message) as raised:
-        fit(PRESETS["base"].network(shown, settings, None), fewer, shown, changed, checkpoint=path)
+        fit(preset_named("loopnest").network(shown, settings, None), fewer, shown, changed, checkpoint=path)
     assert str(path) in str(raised.value)
 
 
 def test_a_task_scores_as_in_the_whole_table(records):
-    shown = set_of(records, "base")
-    settings = settings_of("base")
-    network = PRESETS["base"].network(shown, settings, None).eval()
+    shown = set_of(records, "loopnest")
+    settings = settings_of("loopnest")
+    network = preset_named("loopnest").network(shown, settings, None).eval()
     task = shown.tasks[3]
     with torch.no_grad():
         whole = network.score_distinct(

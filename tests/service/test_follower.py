@@ -13,9 +13,9 @@ from serving import HANG_S, until_in_loop
 from tlp_service import detached
 from tlp_service.errors import NotReady, UnknownName, VersionGone
 from tlp_service.monitoring import Metrics
-from tlp_service.scoring.follower import Follower
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.scoring.versions import Versions
+from tlp_service.serving.follower import Follower
+from tlp_service.serving.versions import Versions
 from tlp_service.versions.registry import Registry
 
 
@@ -353,7 +353,7 @@ def test_a_registry_that_vanishes_is_said_once_and_so_is_its_return(
 @pytest.mark.anyio
 async def test_a_registry_that_hangs_keeps_nobody_waiting(registry, names, following, monkeypatch):
     may_end, journal = threading.Event(), registry.journal
-    monkeypatch.setattr("tlp_service.scoring.arrivals._MAX_READ_S", 0.05)
+    monkeypatch.setattr("tlp_service.serving.arrivals._MAX_READ_S", 0.05)
     monkeypatch.setattr(registry, "journal", lambda: may_end.wait(HANG_S) and journal())
     try:
         assert not await following.wait_for(names[1], HANG_S)

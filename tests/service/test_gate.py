@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlp_service.evaluation.figures import figures_of
 from tlp_service.learning.gate import HeldBack, judge
+from tlp_service.ranking.figures import figures_of
 
 
 def held_back(before, after, tasks=20, platform="p", seed=0, candidates=24):

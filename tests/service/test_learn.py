@@ -13,29 +13,29 @@ from models import write_linear_version
 from tlp_client.records import RecordParser
 from tlp_client.wire.predict import request_of
 from tlp_service.cli import main
+from tlp_service.families import preset_named
 from tlp_service.learning import learn as learn_module
 from tlp_service.learning.learn import learn
 from tlp_service.learning.outcome import Outcome
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.networks import KindTraining
-from tlp_service.training.presets import PRESETS
 from tlp_service.versions.registry import Registry
 
 pytestmark = pytest.mark.training
 
 
 SETTINGS = dataclasses.replace(
-    PRESETS["base"].settings, epochs=30, batch=64, learning_rate=1e-2, unknown_platforms=0.0
+    preset_named("loopnest").settings, epochs=30, batch=64, learning_rate=1e-2, unknown_platforms=0.0
 )
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     sizes = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
-    monkeypatch.setattr(type(PRESETS["base"]), "architecture", sizes)
+    monkeypatch.setattr(type(preset_named("loopnest")), "architecture", sizes)
 
 
 def changed(lines, change):
@@ -64,7 +64,9 @@ def begun(tmp_path_factory, measured_lines):
     add(store, folder, changed(measured_lines, lambda costs: [1e-4 / c for c in costs]), "old")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            type(PRESETS["base"]), "architecture", {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
+            type(preset_named("loopnest")),
+            "architecture",
+            {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8},
         )
         options = ["--epochs", "30", "--batch", "64", "--learning-rate", "1e-2"]
         assert main(["train", "--records", str(store.folder), "--out", str(folder / "out"), *options]) == 0
@@ -270,7 +272,7 @@ def test_a_platform_takes_a_number_in_its_own_network_only(
     tmp_path, registry, store, begun, measured_lines, monkeypatch, numbers
 ):
     """The 65th platform learns like the first if its source network has a number left; scaled down to two numbers, or one."""
-    monkeypatch.setattr("tlp_service.training.encoders.PLATFORMS", numbers)
+    monkeypatch.setattr("tlp_service.families.loopnest.encoder.PLATFORMS", numbers)
     quick = dataclasses.replace(SETTINGS, epochs=1)
     rising = changed(measured_lines, lambda costs: costs)
     for platform in ("old", "a", "b"):
@@ -295,10 +297,10 @@ def test_a_platform_takes_a_number_in_its_own_network_only(
         )
 
 
-def test_only_base_learns(tmp_path, store):
+def test_only_a_model_that_can_be_fine_tuned_learns(tmp_path, store):
     registry = Registry(tmp_path / "models")
     outcome = learn(store, registry)
     assert (outcome.reason, outcome.is_verdict) == ("no version serves", False)
     linear = write_linear_version(tmp_path / "linear")
     registry.activate(registry.publish(linear), by="test")
-    assert learn(store, registry).reason == f"{linear.name} is not a version of 'base'; no other model learns"
+    assert learn(store, registry).reason == f"{linear.name} is a version of 'published', which does not learn"

@@ -10,11 +10,11 @@ from serving import until
 
 from tlp_service.errors import BadVersion
 from tlp_service.monitoring import Metrics
-from tlp_service.scoring.first import load_first
-from tlp_service.scoring.follower import Follower
-from tlp_service.scoring.loader import VersionLoader
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.scoring.versions import Versions
+from tlp_service.serving.first import load_first
+from tlp_service.serving.follower import Follower
+from tlp_service.serving.loader import VersionLoader
+from tlp_service.serving.versions import Versions
 from tlp_service.settings import read_settings, shipped_model
 from tlp_service.versions.registry import Registry
 
@@ -125,7 +125,7 @@ def test_a_trial_ends_with_the_process_that_wants_it(stuck):
 
 
 def _endless_trial(folder):
-    from tlp_service.scoring.trial import Trial
+    from tlp_service.serving.trial import Trial
 
     return Trial(str(folder), "cpu", 1, 600)
 
@@ -162,7 +162,7 @@ def test_the_next_activation_is_followed_after_one_that_never_returns(tmp_path, 
 
 
 def test_a_start_passes_over_an_active_version_that_never_returns(tmp_path, stuck, good, monkeypatch):
-    monkeypatch.setattr("tlp_service.scoring.first.MAX_CPU_S", MAX_CPU_S)
+    monkeypatch.setattr("tlp_service.serving.first.MAX_CPU_S", MAX_CPU_S)
     registry = Registry(tmp_path / "registry")
     for folder in (good, stuck):
         registry.publish(folder)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlp_client.primitives import ARGUMENTS, INT, INTS, Primitive, read_primitive
-from tlp_service.features import loop_nest
-from tlp_service.features.loop_nest import SIZES, UNROLL, replay
+from tlp_service.families.loopnest import loop_nest
+from tlp_service.families.loopnest.loop_nest import SIZES, UNROLL, replay
 
 
 def nest(*steps):

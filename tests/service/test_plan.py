@@ -2,12 +2,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.scoring.plan import NestPlan, Plan, join
+from tlp_service.engine.plan import join
+from tlp_service.families.loopnest.plan import NestPlan
+from tlp_service.families.published.plan import RowPlan
 
 
 def plan_of(candidates, steps):
     indices = np.array([i for c in candidates for i in c], dtype=np.int64)
-    return Plan.of(indices, np.array([len(c) for c in candidates], dtype=np.int64), steps)
+    return RowPlan.of(indices, np.array([len(c) for c in candidates], dtype=np.int64), steps)
 
 
 def padded(candidate, steps):

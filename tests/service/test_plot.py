@@ -8,8 +8,8 @@ import pytest
 
 from tlp_service.cli import main
 from tlp_service.evaluation.evaluate import Evaluation
-from tlp_service.evaluation.figures import figures_of, summarise
 from tlp_service.evaluation.plot import draw, write_plot
+from tlp_service.ranking.figures import figures_of, summarise
 
 
 def tasks_of(platform, count, seed=0):

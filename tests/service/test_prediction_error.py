@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.learning.prediction_error import ROUND_GAP_S, ErrorWindow, Measured, is_drifting
+from tlp_service.quality.prediction_error import ROUND_GAP_S, ErrorWindow, Measured, is_drifting
 
 
 def window_of(measured, capacity=2000):

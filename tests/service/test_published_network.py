@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from tlp_client.primitives import read_primitive
+from tlp_service.engine.network import OnnxNetwork
 from tlp_service.errors import BadVersion
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models import export
-from tlp_service.models.export import Sample, check_equal, export_onnx, read_weights
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork, SelfAttention
-from tlp_service.scoring.network import OnnxNetwork
-from tlp_service.scoring.plan import Plan
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork, SelfAttention
+from tlp_service.families.published.plan import RowPlan
+from tlp_service.training import export
+from tlp_service.training.export import check_equal, export_onnx, read_weights
+from tlp_service.training.form import Sample
 
 #: the published network reads rows only
 NO_VALUES = np.empty((64, 0), dtype=np.float32)
@@ -126,7 +127,7 @@ def padded_scores(network, table, indices, lengths):
 def test_the_exported_file_takes_any_batch(exported, table, batch):
     network, path = exported
     indices, lengths = lengths_and_indices([n % 27 for n in range(batch)], 8)
-    actual = OnnxNetwork(path, 25, "cpu").score_all(table, Plan.of(indices, lengths, 25))
+    actual = OnnxNetwork(path, "cpu").score_all(table, RowPlan.of(indices, lengths, 25))
     assert actual.shape == (batch,)
     expected = padded_scores(network, table, indices, lengths)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
@@ -138,12 +139,12 @@ def test_candidates_of_any_length_score_as_the_padded_network_scores_them(export
     network, path = exported
     indices, lengths = lengths_and_indices([1, 25, 54, 0, 24], 8)
     expected = padded_scores(network, table, indices, lengths)
-    exported_network = OnnxNetwork(path, 25, "cpu")
-    together = exported_network.score_all(table, Plan.of(indices, lengths, 25))
+    exported_network = OnnxNetwork(path, "cpu")
+    together = exported_network.score_all(table, RowPlan.of(indices, lengths, 25))
     np.testing.assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
     starts = np.cumsum(lengths) - lengths
     for start, length, score in zip(starts, lengths, expected, strict=True):
-        plan = Plan.of(indices[start : start + length], np.array([length]), 25)
+        plan = RowPlan.of(indices[start : start + length], np.array([length]), 25)
         alone = exported_network.score_all(table, plan)
         np.testing.assert_allclose(alone, [score], rtol=1e-5, atol=1e-5)
 
@@ -169,7 +170,7 @@ def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    export._template.cache_clear()
+    export._TEMPLATES.clear()
     export_onnx(
         network, Sample(table, np.zeros((1, 25), dtype=np.int32), NO_VALUES[:1]), tmp_path / "cpu.onnx"
     )

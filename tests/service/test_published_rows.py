@@ -9,7 +9,7 @@ import pytest
 
 from tlp_client.errors import InvalidPrimitive
 from tlp_client.primitives import ARGUMENTS, read_primitive
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.features import PUBLISHED
 
 CPU = {
     "CI": (["CI", 4], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4]),

@@ -7,9 +7,9 @@ import pytest
 from models import write_linear_version
 
 from tlp_client.records import RecordParser
-from tlp_service.learning.quality import Quality
 from tlp_service.measurements.stream import Entry
-from tlp_service.quality_metrics import QualityCollector, decode_quality
+from tlp_service.quality.metrics import QualityCollector, decode_quality
+from tlp_service.quality.windows import Quality
 from tlp_service.scoring.scorer import Scorer
 
 PARSER = RecordParser()
@@ -85,7 +85,7 @@ def test_an_order_worse_than_at_the_gate_drifts(tmp_path, versions):
 def test_only_what_is_still_in_its_window_is_scored_and_the_figures_are_the_same(versions, monkeypatch):
     rising, _ = versions
     records = [measured(n, 1.0 / n, rising, workload=f"w{n % 3}") for n in range(1, 120)]
-    monkeypatch.setattr("tlp_service.learning.quality.WINDOW", 30)
+    monkeypatch.setattr("tlp_service.quality.windows.WINDOW", 30)
     scored = []
     monkeypatch.setattr(
         versions[rising],
@@ -103,7 +103,7 @@ def test_only_what_is_still_in_its_window_is_scored_and_the_figures_are_the_same
 
 
 def test_what_waits_to_be_scored_is_bounded(versions, monkeypatch):
-    monkeypatch.setattr("tlp_service.learning.quality._MOST_UNSCORED", 10)
+    monkeypatch.setattr("tlp_service.quality.windows._MAX_UNSCORED", 10)
     rising, _ = versions
     quality = Quality(versions.get, lambda: rising)
     for n in range(1, 12):
@@ -113,7 +113,7 @@ def test_what_waits_to_be_scored_is_bounded(versions, monkeypatch):
 
 
 def test_windows_are_bounded(versions, monkeypatch):
-    monkeypatch.setattr("tlp_service.learning.quality._MOST_WINDOWS", 3)
+    monkeypatch.setattr("tlp_service.quality.windows._MAX_WINDOWS", 3)
     rising, _ = versions
     quality = Quality(versions.get, lambda: None)
     for n in range(9):
@@ -154,7 +154,7 @@ def test_what_the_stream_delivers_again_is_counted_once(versions, scored_between
 
 def test_what_had_left_its_window_does_not_come_back(versions, monkeypatch):
     """Ten times the bound, delivered twice: the window does not change, and nothing in it is scored again."""
-    monkeypatch.setattr("tlp_service.learning.quality.WINDOW", 20)
+    monkeypatch.setattr("tlp_service.quality.windows.WINDOW", 20)
     rising, _ = versions
     quality = Quality(versions.get, lambda: rising)
     records = [measured(n, 1.0 / n, rising, workload=f"w{n % 3}") for n in range(1, 201)]

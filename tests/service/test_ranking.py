@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tlp_service.evaluation.ranking import pair_accuracy, random_ranking, rank_tasks, top_k_cost
+from tlp_service.ranking.ranking import pair_accuracy, random_ranking, rank_tasks, top_k_cost
 
 COSTS = np.array([4.0, 1.0, 2.0, 8.0])
 

@@ -14,7 +14,7 @@ from tlp_service.cli import main
 from tlp_service.errors import BadRecords
 from tlp_service.records.files import log_files
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform, PlatformTable
+from tlp_service.records.platform_table import OnePlatform, PlatformTable
 from tlp_service.records.reader import stored_records
 from tlp_service.records.split import check_no_leak, part_of, parts_by_source, parts_by_workload
 from tlp_service.records.store import RecordStore

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from test_base import nests_of
+from test_loopnest import nests_of
 
 from tlp_client.primitives import read_primitive
-from tlp_service.features import base, reuse
+from tlp_service.families.loopnest import features, reuse
 
 LOG65 = math.log2(65)
 #: C[m, n] += A[m, k] B[k, n]: m 64 = 1 x 4 x 2 x 8, n 128 = 1 x 2 x 4 x 16, k 32 = 4 x 8; from the outside m, n, k, m, n, k, m, n.
@@ -34,7 +34,7 @@ TILES, UNROLLED, TRAFFIC = (
 def numbers_of(*steps):
     """Return the numbers of a candidate, to two digits behind the point."""
     (nest,) = nests_of([read_primitive(step) for step in steps])
-    return nest[-reuse.WIDTH :].astype(np.float64) * base._SCALE
+    return nest[-reuse.WIDTH :].astype(np.float64) * features._SCALE
 
 
 def unroll(step):

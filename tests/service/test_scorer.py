@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from models import linear_score, write_linear_version
 
 from tlp_client.wire.predict import read_predict
+from tlp_service.engine import network
+from tlp_service.engine.network import OnnxNetwork, usable_cpus
+from tlp_service.engine.score_map import fit_score_map, map_scores
 from tlp_service.errors import BadSettings, BadVersion, InvalidBody, ScoringFailed
-from tlp_service.features.published import PUBLISHED
-from tlp_service.scoring import network
-from tlp_service.scoring.network import OnnxNetwork, usable_cpus
-from tlp_service.scoring.score_map import fit_score_map, map_scores
+from tlp_service.families.published.features import PUBLISHED
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import ScoreMap
@@ -107,7 +107,7 @@ def test_old_and_new_spellings_of_a_target_score_alike(shipped, measured_lines):
 
 
 def test_the_shipped_model_ranks_its_own_platform_better_than_chance(shipped, measured_lines):
-    from tlp_service.evaluation.ranking import rank_tasks
+    from tlp_service.ranking.ranking import rank_tasks
 
     tasks = {}
     for line in measured_lines:
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
     path = tmp_path / "cpu.onnx"
     path.write_bytes(b"not a network")
     with pytest.raises(BadVersion, match="onnxruntime cannot load it"):
-        OnnxNetwork(path, 25, "cpu")
+        OnnxNetwork(path, "cpu")
 
 
 def test_a_network_of_another_shape_is_refused(tmp_path, monkeypatch):

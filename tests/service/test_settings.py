@@ -3,7 +3,7 @@
 import pytest
 
 from tlp_service.errors import BadSettings
-from tlp_service.serve import serve
+from tlp_service.processes.server import serve
 from tlp_service.settings import Settings, read_settings
 
 

@@ -18,13 +18,13 @@ from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory, Reservation
 from tlp_service.api.service import Caller, Reading
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
-from tlp_service.errors import ApiError, DeadlinePassed
+from tlp_service.engine.work import SmallTasks
+from tlp_service.errors import DeadlinePassed, RequestFault
+from tlp_service.processes.server import start_engine
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.steps import advance, finished
-from tlp_service.scoring.candidates import SmallTasks
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.serve import start_engine
 from tlp_service.settings import read_settings, shipped_model
 
 
@@ -232,7 +232,7 @@ def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_o
     decoding = DecodeMemory(80 << 20)
     memory = Reservation(BodyMemory(80 << 20, decoding))
     query = {"worker": "w", "platform": "p", "version": None}
-    manifest = Scorer(shipped_model("base")).manifest
+    manifest = Scorer(shipped_model("loopnest")).manifest
     steps = prepare_in_steps(memory, 65536, manifest, kind, whole, query)
     read, costs = [], []
     while True:
@@ -253,11 +253,11 @@ def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_o
 
 
 def test_an_error_in_measurements_says_what_the_whole_would():
-    manifest = Scorer(shipped_model("base")).manifest
+    manifest = Scorer(shipped_model("loopnest")).manifest
     record = new_primitives(1)[0]
 
     def answer(body):
-        with pytest.raises((ApiError, InvalidRequest)) as caught:
+        with pytest.raises((RequestFault, InvalidRequest)) as caught:
             finished(prepare_in_steps(reservation(), 3, manifest, "application/json", body, {}))
         return str(caught.value)
 
@@ -288,7 +288,7 @@ def test_a_log_of_many_tasks_is_prepared_and_scored_in_groups():
     assert sum(1 for _ in request_in_steps(lines, tasks[0], None, None)) == 2  # of 512 candidates each
 
 
-@pytest.mark.parametrize("model", ["base", "published"])
+@pytest.mark.parametrize("model", ["loopnest", "published"])
 def test_tasks_that_are_prepared_and_scored_together_have_the_scores_that_each_has_alone(
     model, measured_lines
 ):
@@ -316,7 +316,7 @@ def test_tasks_that_are_prepared_and_scored_together_have_the_scores_that_each_h
 
 
 def test_what_cannot_be_prepared_stands_in_its_place():
-    scorer = Scorer(shipped_model("base"))
+    scorer = Scorer(shipped_model("loopnest"))
     requests = [
         read_predict({"format": 1, "task": {"workload_key": "[]", "target": target}, "candidates": [[["CI", 1]]]})
         for target in ("llvm", "hexagon", "llvm")

@@ -21,7 +21,7 @@ from tlp_service.measurements.recorder import Recorder
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.records import store as store_module
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records, stored_sources
 from tlp_service.records.schema import SCHEMA, Rows, Texts
 from tlp_service.records.store import RecordStore
@@ -332,10 +332,10 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
 @pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
-    from tlp_service.training.presets import PRESETS
+    from tlp_service.families import preset_named
 
     small = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
-    monkeypatch.setattr(type(PRESETS["base"]), "architecture", small)
+    monkeypatch.setattr(type(preset_named("loopnest")), "architecture", small)
     store.append([rows_of(line_set, p) for p, line_set in (("aaa", _lines()), ("zzz", _lines()))])
     damage = damaged.parent
     assert main(["train", "--records", str(store.folder), "--out", str(tmp_path / "v"), "--epochs", "1"]) == 0

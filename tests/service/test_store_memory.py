@@ -14,7 +14,7 @@ from tlp_client.logs import MAX_LOG_LINE_BYTES, LogReader, lines_of
 from tlp_client.records import MAX_COSTS, MAX_LINE_BYTES, RecordParser
 from tlp_service.records import importer as importer_module
 from tlp_service.records.importer import import_logs
-from tlp_service.records.platforms import OnePlatform
+from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import REPEATED, SCHEMA, Rows, Texts
 from tlp_service.records.stored_file import MAX_STEP_BYTES, value_bytes

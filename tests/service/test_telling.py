@@ -14,11 +14,11 @@ from models import write_linear_version
 from serving import HANG_S, until
 
 from tlp_client.records import RecordParser
-from tlp_service.learning import telling
-from tlp_service.learning.quality import Quality
-from tlp_service.learning.telling import Teller
 from tlp_service.measurements.recorder import Moved, Recorder
 from tlp_service.measurements.stream import QUALITY, STREAM, Entry
+from tlp_service.quality import telling
+from tlp_service.quality.telling import Teller
+from tlp_service.quality.windows import Quality
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 
@@ -156,8 +156,8 @@ def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, cli
 _HANGS = """
 import sys, threading
 from pathlib import Path
-from tlp_service.learning import telling
-from tlp_service.learning.recording import record
+from tlp_service.quality import telling
+from tlp_service.processes.recorder import record
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import read_settings
 def score(self, *arguments, **more):

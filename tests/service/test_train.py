@@ -7,10 +7,10 @@ import pytest
 
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
+from tlp_service.families import preset_named
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets
 from tlp_service.training.fit import FitSettings, fit, rank_set
-from tlp_service.training.presets import PRESETS
 from tlp_service.versions.manifest import read_manifest
 
 pytestmark = pytest.mark.training
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.training
 def training_set(measured_lines):
     parser = RecordParser()
     records = (("epyc", record) for record in map(parser.parse, measured_lines) if record.is_valid)
-    return build_sets(records, {"cpu": PRESETS["published"].encoder("cpu")}, ImportReport())["cpu"]
+    return build_sets(records, {"cpu": preset_named("published").encoder("cpu")}, ImportReport())["cpu"]
 
 
 def trained(training_set, settings, preset="published", **options):
-    network = PRESETS[preset].network(training_set, settings, None)
+    network = preset_named(preset).network(training_set, settings, None)
     return fit(network, training_set, training_set, settings, **options)
 
 

@@ -8,12 +8,13 @@ import pytest
 from tlp_client.tasks import canonical_workload_key
 from tlp_client.wire.predict import read_predict
 from tlp_service.cli import main
+from tlp_service.families import preset_named
 from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets, valid_records
-from tlp_service.training.presets import PRESETS
+from tlp_service.training.encoder import best_over_cost
 from tlp_service.training.validity import validity_set
 from tlp_service.versions.manifest import read_manifest
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.training
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     sizes = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
-    monkeypatch.setattr(type(PRESETS["base"]), "architecture", sizes)
+    monkeypatch.setattr(type(preset_named("loopnest")), "architecture", sizes)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,7 @@ def test_what_fails_is_learned_beside_what_is_fast(failing, tmp_path, capsys):
 
 def test_failed_runs_are_no_slow_candidates_and_one_that_ran_once_is_valid(failing):
     store, failed = failing
-    encoders = {"cpu": PRESETS["base"].encoder("cpu")}
+    encoders = {"cpu": preset_named("loopnest").encoder("cpu")}
     records = list(valid_records(stored_records(RecordStore(store)), ImportReport(), with_failed=True))
     whole = build_sets(records, encoders, ImportReport())["cpu"]
     ran = {(r.task.workload, r.primitives) for _, r in records if r.is_valid}
@@ -198,7 +199,9 @@ def test_failed_runs_are_no_slow_candidates_and_one_that_ran_once_is_valid(faili
     assert max(task.costs.max() for task in whole.tasks) == 0.5
     with_failed = validity_set(whole)
     for task, both in zip(whole.tasks, with_failed.tasks, strict=True):
-        assert both.labels.round(9).tolist() == [1.0] * len(task.costs) + [0.0] * len(task.failed)
+        assert best_over_cost(both.costs).round(9).tolist() == [1.0] * len(task.costs) + [0.0] * len(
+            task.failed
+        )
         np.testing.assert_array_equal(
             both.values[len(task.costs) :], task.failed.reshape(-1, both.values.shape[1])
         )
@@ -218,7 +221,7 @@ def test_workloads_of_one_log_are_held_together(store, tmp_path, capsys):
         (["--without", "k80"], "--without: the store has no records of k80"),
         (["--share", "k80=0.5"], "--share: the store has no records of k80"),
         (["--from", "nowhere"], "no model version at nowhere"),
-        (["--model", "published", "--from", "{base}"], "it is a 'base', not a 'published'"),
+        (["--model", "published", "--from", "{base}"], "it is a 'loopnest', not a 'published'"),
     ],
 )
 def test_what_does_not_fit_a_store_is_named(store, tmp_path, capsys, options, message):
@@ -240,5 +243,5 @@ def test_evaluate_ranks_with_a_version_of_base(store, tmp_path, capsys):
     out = tmp_path / "figures.json"
     assert main(["evaluate", str(store), "--part", "test", "--model", str(folder), "--json", str(out)]) == 0
     figures = json.loads(out.read_text())
-    assert figures["model"] == "base"
+    assert figures["model"] == "loopnest"
     assert set(figures["platforms"]) == {"fast", "slow", "all"}

@@ -20,9 +20,9 @@ from tlp_service.learning.outcome import Outcome
 from tlp_service.learning.standings import REFUSED, TRAINED
 from tlp_service.learning.trainer import LEASE, Trainer
 from tlp_service.measurements.stream import QUALITY
+from tlp_service.processes.server import _wants_trainer
 from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import Rows, Texts
-from tlp_service.serve import _wants_trainer
 from tlp_service.settings import read_settings
 from tlp_service.versions.registry import Registry
 
@@ -468,12 +468,12 @@ def test_of_many_records_old_ones_stay_in_the_mix(store, measured_lines):
     for n, record in enumerate(rows):
         tables.add(record, f"{n:02}".encode(), "worker:w", 0)
     store.append([tables.table()])
-    found = [record.primitives for _, record in stored_records(store, ["many"], most=20)]
+    found = [record.primitives for _, record in stored_records(store, ["many"], max_records=20)]
     places = [[r.primitives for r in rows].index(primitives) for primitives in found]
     assert places[10:] == list(range(30, 40))
     assert (len(places), places[:10]) == (20, sorted(set(places[:10])))
     assert max(places[:10]) < 30
-    assert len(list(stored_records(store, ["many"], most=40))) == 40
+    assert len(list(stored_records(store, ["many"], max_records=40))) == 40
 
 
 def test_without_torch_a_trainer_says_so_at_its_start(monkeypatch, capsys):

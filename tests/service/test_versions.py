@@ -11,6 +11,7 @@ from models import write_linear_version
 from tlp_service.errors import BadVersion, InvalidBody, UnknownName
 from tlp_service.settings import shipped_model
 from tlp_service.versions.bounded_file import sha256_of
+from tlp_service.versions.choice import choose_network
 from tlp_service.versions.faults import cause_of
 from tlp_service.versions.manifest import (
     MANIFEST,
@@ -20,7 +21,6 @@ from tlp_service.versions.manifest import (
     write_version,
 )
 from tlp_service.versions.onnx_file import check_complete
-from tlp_service.versions.platforms import choose_network
 from tlp_service.versions.registry import Registry
 
 
@@ -165,7 +165,7 @@ def test_a_version_whose_weights_lie_in_another_file_is_refused(folder, place):
         read_manifest(folder)
 
 
-@pytest.mark.parametrize("model", ["base", "published"])
+@pytest.mark.parametrize("model", ["loopnest", "published"])
 def test_the_check_of_external_data_accepts_whole_networks_and_refuses_cut_ones(model):
     for file in shipped_model(model).glob("*.onnx"):
         content = file.read_bytes()
@@ -175,7 +175,7 @@ def test_the_check_of_external_data_accepts_whole_networks_and_refuses_cut_ones(
                 check_complete(io.BytesIO(content[:end]), "cut")
 
 
-@pytest.mark.parametrize("model", ["base", "published"])
+@pytest.mark.parametrize("model", ["loopnest", "published"])
 def test_the_shipped_version_is_whole(model):
     manifest = read_manifest(shipped_model(model))
     assert {n.platform_kind for n in manifest.networks} == {"cpu", "gpu"}
@@ -201,7 +201,7 @@ K80_TARGET = "cuda -keys=cuda,gpu -max_num_threads=1024 -thread_warp_size=32"
     ],
 )
 def test_the_stated_platform_decides_and_then_the_target(folder, platform, target, kind):
-    assert choose_network(read_manifest(folder), platform, target).platform_kind == kind
+    assert choose_network(read_manifest(folder), platform, target).network.platform_kind == kind
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_what_neither_decides_is_a_clear_error(folder, platform, target, fault, 
 
 def test_a_platform_of_both_kinds_is_told_by_the_target(tmp_path):
     manifest = read_manifest(write_linear_version(tmp_path, platforms={"cpu": ["box"], "gpu": ["box"]}))
-    assert choose_network(manifest, "box", "llvm").platform_kind == "cpu"
-    assert choose_network(manifest, "box", "cuda").platform_kind == "gpu"
+    assert choose_network(manifest, "box", "llvm").network.platform_kind == "cpu"
+    assert choose_network(manifest, "box", "cuda").network.platform_kind == "gpu"
 
 
 def test_a_network_that_serves_one_platform_takes_the_place_of_the_general_one_there(folder):
@@ -229,13 +229,18 @@ def test_a_network_that_serves_one_platform_takes_the_place_of_the_general_one_t
     own = msgspec.structs.replace(general, file="own.onnx", serves="t4", platforms=["k80", "v100", "t4"])
     of_all = msgspec.structs.replace(general, file="all.onnx", serves="gpu", platforms=["k80", "v100", "gpu"])
     manifest = msgspec.structs.replace(manifest, networks=[*manifest.networks, own, of_all])
-    assert choose_network(manifest, "t4", K80_TARGET) == own
-    assert choose_network(manifest, None, f"{K80_TARGET} -model=t4") == own
-    assert choose_network(manifest, "k80", K80_TARGET) == general
-    assert choose_network(manifest, "gpu", K80_TARGET) == of_all
+    assert choose_network(manifest, "t4", K80_TARGET).network == own
+    assert choose_network(manifest, None, f"{K80_TARGET} -model=t4").network == own
+    assert choose_network(manifest, "k80", K80_TARGET).network == general
+    assert choose_network(manifest, "gpu", K80_TARGET).network == of_all
+    chosen = [
+        choose_network(manifest, name, K80_TARGET).platform for name in ("t4", "k80", "gpu", "v100", None)
+    ]
+    assert chosen == ["t4", "k80", "gpu", "v100", None]
+    assert choose_network(manifest, None, f"{K80_TARGET} -model=v100").platform == "v100"
     assert (manifest.network("gpu"), manifest.serving("gpu", "a100")) == (general, general)
     assert manifest.numbered("gpu") == ["k80", "v100", "t4"]
-    assert version_name("base", manifest.networks) != version_name("base", manifest.networks[:-1])
+    assert version_name("loopnest", manifest.networks) != version_name("loopnest", manifest.networks[:-1])
     with pytest.raises(InvalidBody, match="'t4' is a gpu"):
         choose_network(manifest, "t4", "llvm")
 
@@ -252,12 +257,12 @@ def test_what_was_measured_under_a_name_that_is_no_device_scores_no_unnamed_hard
     ]
     manifest = msgspec.structs.replace(manifest, networks=[*manifest.networks, *learned])
     for target in ("llvm", f"llvm -keys=cpu -mcpu={name}", f"llvm -model={name}"):
-        assert choose_network(manifest, None, target) == of_kind["cpu"]
+        assert choose_network(manifest, None, target).network == of_kind["cpu"]
     if name != "skylake-avx512":
         for target in (K80_TARGET, f"{K80_TARGET} -model={name}", f"cuda -arch={name}"):
-            assert choose_network(manifest, None, target) == of_kind["gpu"]
+            assert choose_network(manifest, None, target).network == of_kind["gpu"]
         kind = name if name in ("cpu", "gpu") else "gpu"
-        assert choose_network(manifest, name, "llvm" if kind == "cpu" else K80_TARGET).serves == name
+        assert choose_network(manifest, name, "llvm" if kind == "cpu" else K80_TARGET).network.serves == name
 
 
 def test_a_kind_without_a_network_is_unknown(tmp_path):
@@ -267,7 +272,9 @@ def test_a_kind_without_a_network_is_unknown(tmp_path):
     assert unknown.value.code == "unknown_platform"
 
 
-@pytest.mark.parametrize(("model", "file"), [("base", "MODEL_CARD.md"), ("published", "PUBLISHED_CARD.md")])
+@pytest.mark.parametrize(
+    ("model", "file"), [("loopnest", "MODEL_CARD.md"), ("published", "PUBLISHED_CARD.md")]
+)
 def test_the_card_tells_the_figures_of_the_shipped_version(model, file):
     folder = shipped_model(model)
     manifest = read_manifest(folder)

@@ -11,13 +11,13 @@ from tlp_client.errors import InvalidInput
 from tlp_client.logs import LOG_SUFFIXES, open_log
 from tlp_client.records import RecordParser
 from tlp_client.tasks import platform_kind
-from tlp_service.features.published import PUBLISHED
-from tlp_service.models.export import read_weights
-from tlp_service.models.published import PublishedNetwork
-from tlp_service.scoring.plan import Plan
-from tlp_service.scoring.score_map import map_scores
+from tlp_service.engine.score_map import map_scores
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.network import PublishedNetwork
+from tlp_service.families.published.plan import RowPlan
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
+from tlp_service.training.export import read_weights
 
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "ansor-logs"
 CANDIDATES = 20_000
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_padded_network_on_every_log(capsys):
         scorable = [c for c in of_candidates if not any(i in broken for i in c)]
         lengths = np.array([len(c) for c in scorable])
         indices = np.array([i for c in scorable for i in c])
-        ours = scorer.loaded(of_kind).score_all(table, Plan.of(indices, lengths, features.steps))
+        ours = scorer.loaded(of_kind).score_all(table, RowPlan.of(indices, lengths, features.steps))
         network = PublishedNetwork(features.width).eval()
         network.load_state_dict(read_weights(scorer.folder / of_kind.file))
         rows, positions = torch.from_numpy(table), features.positions(indices, lengths)

@@ -12,13 +12,13 @@ from tlp_client.logs import LogReader
 from tlp_client.records import Record, RecordParser, read_record
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import request_of
-from tlp_service.evaluation.plausible import is_plausible
-from tlp_service.evaluation.ranking import rank_tasks
-from tlp_service.features.published import PUBLISHED
+from tlp_service.families.published.encoder import PublishedEncoder
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.ranking.plausible import is_plausible
+from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.training.dataset import ImportReport, build_sets, read_records
-from tlp_service.training.encoders import PublishedEncoder
 
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "ansor-logs"
 

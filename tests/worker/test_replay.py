@@ -8,7 +8,7 @@ from tvm import auto_scheduler
 
 from tlp_client.primitives import read_primitive
 from tlp_client.states import serialize_states
-from tlp_service.features.loop_nest import FACTORS, SIZES, replay
+from tlp_service.families.loopnest.loop_nest import FACTORS, SIZES, replay
 
 CPU, CUDA = "llvm -mcpu=core-avx2 -num-cores 2", "cuda -arch=sm_80"
 # ComputeAtKind of TVM; 0 is the root

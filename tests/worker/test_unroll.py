@@ -9,7 +9,7 @@ import tvm
 from test_replay import CPU, sampled, task_of
 from tvm import tir
 
-from tlp_service.features import base, reuse
+from tlp_service.families.loopnest import features, reuse
 
 #: Kinds of ``tir.For``.
 UNROLLED = 3
@@ -57,8 +57,8 @@ def unrolled_by_tvm(dag, state):
 def said(steps):
     distinct = list(dict.fromkeys(steps))
     indices = np.array([distinct.index(step) for step in steps])
-    (nest,) = base.nests(distinct, indices, np.array([len(steps)]))
-    return round(2 ** (float(nest[BODY]) * base._SCALE))
+    (nest,) = features.nests(distinct, indices, np.array([len(steps)]))
+    return round(2 ** (float(nest[BODY]) * features._SCALE))
 
 
 @pytest.mark.parametrize("name", ["matmul 256x256x256 + relu", "conv2d 3x3 NHWC 28x28x64, 64 + bias + relu"])

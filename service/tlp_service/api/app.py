@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tlp_client import __version__
 from tlp_client.errors import InvalidRequest
 from tlp_service.api import documents, measurements, predict, quality, registry, status
+from tlp_service.api.answers import NotAuthorized, status_of
 from tlp_service.api.decoded import DecodeMemory
 from tlp_service.api.request_memory import BodyMemory
 from tlp_service.api.service import Engine, Service
-from tlp_service.errors import ApiError, InvalidBody, NotAuthorized, NotReady
+from tlp_service.errors import InvalidBody, NotReady, RequestFault
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.settings import Settings
@@ -72,7 +73,7 @@ def create_app(settings: Settings, engine: Engine, redis_url: str) -> FastAPI:
     )
     for module in (predict, measurements, status, registry, quality):
         app.include_router(module.router)
-    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(RequestFault, _answer_api_error)
     app.add_exception_handler(InvalidRequest, _answer_invalid_request)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_unexpected)
@@ -101,16 +102,16 @@ def _error(status_code: int, message: str, code: str, headers: dict[str, str] | 
 
 # Coroutines, though they wait for nothing: Starlette would run functions in its pool of threads.
 async def _answer_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
+    assert isinstance(error, RequestFault)
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
     if isinstance(error, NotAuthorized):
         headers = {"WWW-Authenticate": "Bearer"}
-    return _error(error.status, str(error), error.code, headers)
+    return _error(status_of(type(error)), str(error), error.code, headers)
 
 
 async def _answer_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidRequest)
-    return _error(InvalidBody.status, str(error), error.code)
+    return _error(status_of(InvalidBody), str(error), error.code)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

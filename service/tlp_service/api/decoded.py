@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from threading import Condition
 from traceback import clear_frames
 
-from tlp_service.errors import BodyTooLarge
+from tlp_service.api.answers import BodyTooLarge
 
 #: Bytes of objects in CPython 3.11, measured: a list with its first elements, a dict with its first keys, one more
 #: element that is a number, and half a string (each string has two quotes).

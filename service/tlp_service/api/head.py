@@ -8,7 +8,8 @@ from starlette.requests import Request
 
 from tlp_client.errors import UnknownField
 from tlp_client.wire.fields import CLIENT_HEADER, read_name
-from tlp_service.errors import InvalidBody, MalformedBody
+from tlp_service.api.answers import MalformedBody
+from tlp_service.errors import InvalidBody
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

@@ -19,18 +19,19 @@ from tlp_client.logs import RefusedLine
 from tlp_client.records import Record, read_record
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.measurements import Measurement, MeasurementReader, check_measured, measurement_id
+from tlp_service.api.answers import MalformedBody
 from tlp_service.api.body import check_count, decode_json
 from tlp_service.api.decoded import DecodeMemory, decoded_bytes, let_go
 from tlp_service.api.head import NDJSON
 from tlp_service.api.predict import FAULT_BYTES
 from tlp_service.api.request_memory import Reservation
 from tlp_service.api.tuning_log import LineOutcome, lines_in_steps
-from tlp_service.errors import InvalidBody, MalformedBody
+from tlp_service.errors import InvalidBody
 from tlp_service.measurements.lines import RecordLines
 from tlp_service.measurements.stream import Entry
 from tlp_service.scheduling.steps import Steps
+from tlp_service.versions.choice import contradiction
 from tlp_service.versions.manifest import Manifest
-from tlp_service.versions.platforms import contradiction
 
 #: The name that begins each record.
 _RECORD = b'"record"'
@@ -60,7 +61,7 @@ _lines = RecordLines()
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class CheckedRecords:
     """A request on its way into the stream.
 
     Parameters
@@ -85,7 +86,7 @@ def prepare_in_steps(
     kind: str,
     body: bytes,
     query: dict[str, str | None],
-) -> Steps[Prepared]:
+) -> Steps[CheckedRecords]:
     """Make entries for the stream of a body, in steps that each take a bounded time.
 
     Parameters
@@ -103,7 +104,7 @@ def prepare_in_steps(
 
     Raises
     ------
-    ApiError, InvalidRequest
+    RequestFault, InvalidRequest
         If the body as a whole is refused.
     """
     with let_go():
@@ -123,7 +124,7 @@ class _Taken:
         platform: str | None,
         version: str | None,
     ) -> None:
-        self.prepared = Prepared([], [], [])
+        self.prepared = CheckedRecords([], [], [])
         self.contradictions: list[tuple[int, str, str]] = []  # position, id, message
         self._memory, self._manifest = memory, manifest
         self._worker, self._platform, self._version = worker, platform, version or ""
@@ -166,7 +167,7 @@ class _Taken:
 
 def _read_log(
     memory: Reservation, limit: int, manifest: Manifest, body: bytes, query: dict[str, str | None]
-) -> Steps[Prepared]:
+) -> Steps[CheckedRecords]:
     platform = query["platform"]
     taken = _Taken(memory, manifest, query["worker"] or "upload", platform, query["version"])
     errors = taken.prepared.errors
@@ -197,7 +198,7 @@ def _read_log(
     return taken.prepared
 
 
-def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes) -> Steps[Prepared]:
+def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes) -> Steps[CheckedRecords]:
     yield len(body)
     reader, sizes = _open(memory, limit, body)
     del body

@@ -13,7 +13,7 @@ from tlp_client.wire.fields import FORMAT
 from tlp_service.api import documents
 from tlp_service.api.body import read_body, unless_gone
 from tlp_service.api.head import JSON, NDJSON, content_type, read_client, read_query
-from tlp_service.api.measured_body import Prepared, prepare_in_steps
+from tlp_service.api.measured_body import CheckedRecords, prepare_in_steps
 from tlp_service.api.service import Caller, Service
 
 router = APIRouter()
@@ -57,7 +57,7 @@ async def measure(request: Request) -> Response:
         return Response(encode() if is_short else await asyncio.to_thread(encode), media_type=JSON)
 
 
-def _encoded(prepared: Prepared, added: int) -> bytes:
+def _encoded(prepared: CheckedRecords, added: int) -> bytes:
     """Return the answer's body."""
     answer = {
         "format": FORMAT,
@@ -68,7 +68,7 @@ def _encoded(prepared: Prepared, added: int) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def _count(service: Service, prepared: Prepared, added: list[int]) -> None:
+def _count(service: Service, prepared: CheckedRecords, added: list[int]) -> None:
     metrics = service.metrics
     metrics.measurements.labels("accepted").inc(len(added))
     metrics.measurements.labels("duplicate").inc(len(prepared.entries) - len(added))

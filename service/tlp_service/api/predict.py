@@ -22,16 +22,17 @@ from tlp_client.wire.fields import (
 )
 from tlp_client.wire.predict import PredictRequest, read_predict
 from tlp_service.api import documents
+from tlp_service.api.answers import BodyTooLarge
 from tlp_service.api.body import check_count, decode_json, read_body, unless_gone
 from tlp_service.api.head import JSON, NDJSON, content_type, read_client, read_query
 from tlp_service.api.missing import once_loaded
 from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
-from tlp_service.errors import ApiError, BodyTooLarge, InvalidBody, UnknownName
+from tlp_service.engine.work import SmallTasks
+from tlp_service.errors import InvalidBody, RequestFault, UnknownName
 from tlp_service.scheduling.steps import Steps
-from tlp_service.scoring.candidates import SmallTasks
-from tlp_service.scoring.scorer import Prepared, Scored, Scorer
+from tlp_service.scoring.scorer import PreparedRequest, Scored, Scorer
 
 router = APIRouter()
 
@@ -41,7 +42,7 @@ QUERY = ("platform", "version")
 #: Scores up to which encoding takes less time than handing the work to a thread.
 _FEW_SCORES = 4096
 
-#: Bytes of a prepared candidate: the inputs of `base`, and its score.
+#: Bytes of a prepared candidate: the inputs of `loopnest`, and its score.
 CANDIDATE_BYTES = 1100
 #: Bytes of the error message of an invalid candidate or record, until the answer is encoded.
 FAULT_BYTES = 512
@@ -92,7 +93,7 @@ async def _answer_request(
     return await _encode(prepared.scorer, scored.scores, scored.errors, **more)
 
 
-def _read_request(service: Service, memory: Reservation, body: bytes) -> Steps[Prepared]:
+def _read_request(service: Service, memory: Reservation, body: bytes) -> Steps[PreparedRequest]:
     with service.bodies.decoding.hold(body):
         request = _decode_request(service, body)
     del body
@@ -110,11 +111,11 @@ def _decode_request(service: Service, body: bytes) -> PredictRequest:
     return read_predict(document)
 
 
-async def _score(service: Service, caller: Caller, prepared: Prepared) -> Scored:
+async def _score(service: Service, caller: Caller, prepared: PreparedRequest) -> Scored:
     return _finish(service, prepared, await caller.wait(service.engine.executor, prepared.candidates))
 
 
-def _finish(service: Service, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
+def _finish(service: Service, prepared: PreparedRequest, raw: npt.NDArray[np.float32]) -> Scored:
     scored = prepared.scorer.finish(prepared, raw)
     _count(service, prepared.scorer, scored)
     return scored
@@ -140,7 +141,7 @@ async def _answer_log(
         for positions, scored in zip(
             positions_of, await _score_tasks(service, caller, memory, prepared), strict=True
         ):
-            if isinstance(scored, ApiError):
+            if isinstance(scored, RequestFault):
                 errors.update(dict.fromkeys(positions, str(scored)))
                 continue
             scores[positions] = scored.scores
@@ -160,7 +161,7 @@ def _prepare_tasks(
     group: list[LogTask],
     platform: str | None,
     version: str | None,
-) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
+) -> Steps[list[PreparedRequest | InvalidBody | UnknownName]]:
     """Return the prepared candidates of each task, or the error that keeps them from being scored."""
     requests = []
     for task in group:
@@ -170,7 +171,7 @@ def _prepare_tasks(
     prepared = yield from scorer.prepare_all_in_steps(requests)
     for one in prepared:
         # Only an unknown platform refuses all tasks. A target that contradicts the platform, or decides no network, refuses its task.
-        if isinstance(one, ApiError) and one.code == "unknown_platform" and platform is not None:
+        if isinstance(one, RequestFault) and one.code == "unknown_platform" and platform is not None:
             raise one
     return prepared
 
@@ -179,11 +180,11 @@ async def _score_tasks(
     service: Service,
     caller: Caller,
     memory: Reservation,
-    tasks: list[Prepared | InvalidBody | UnknownName],
+    tasks: list[PreparedRequest | InvalidBody | UnknownName],
 ) -> list[Scored | InvalidBody | UnknownName]:
     """Return the scores of each task, or its error. All small tasks are one job; each of the others is a job of its own."""
     executor = service.engine.executor
-    works = [task.candidates for task in tasks if isinstance(task, Prepared)]
+    works = [task.candidates for task in tasks if isinstance(task, PreparedRequest)]
     nbytes = sum(work.idle_bytes for work in works)
     memory.need(nbytes)
     chunk = service.engine.calibration.chunk
@@ -192,7 +193,7 @@ async def _score_tasks(
         await caller.wait(executor, SmallTasks(small))
     found: list[Scored | InvalidBody | UnknownName] = []
     for task in tasks:
-        if not isinstance(task, Prepared):
+        if not isinstance(task, PreparedRequest):
             found.append(task)
             continue
         is_done = task.candidates.plan.candidates <= chunk

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from tlp_service.api.service import Service
-from tlp_service.quality_metrics import decode_quality
+from tlp_service.quality.metrics import decode_quality
 
 router = APIRouter()
 

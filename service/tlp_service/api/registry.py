@@ -12,19 +12,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tlp_service.api import documents
+from tlp_service.api.answers import NotAllowed, NotAuthorized, status_of
 from tlp_service.api.body import decode_json, read_body
 from tlp_service.api.decoded import decoded_bytes
 from tlp_service.api.head import JSON, read_client, read_query
 from tlp_service.api.service import Service
 from tlp_service.detached import detached
-from tlp_service.errors import (
-    BadVersion,
-    InvalidBody,
-    NotAllowed,
-    NotAuthorized,
-    NotReady,
-    VersionRefused,
-)
+from tlp_service.errors import BadVersion, InvalidBody, NotReady, VersionRefused
 from tlp_service.versions.faults import cause_of
 from tlp_service.versions.hints import tell
 from tlp_service.versions.journal import Journal
@@ -37,7 +31,7 @@ router = APIRouter()
 T = TypeVar("T")
 
 #: Bytes of a body.
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 
 
 class _Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,13 +112,13 @@ def _authorized(request: Request) -> Service:
     service: Service = request.app.state.service
     key = service.settings.admin_key
     if key is None:
-        service.refusals.note(request, NotAllowed.status, "this server has no TLP_ADMIN_KEY")
+        service.refusals.note(request, status_of(NotAllowed), "this server has no TLP_ADMIN_KEY")
         raise NotAllowed("this server has no TLP_ADMIN_KEY, so its registry is closed over HTTP")
     expected = f"Bearer {key.get_secret_value()}".encode()
     # Starlette decodes headers as Latin-1, so this restores the bytes. They are compared in constant time.
     sent = request.headers.get("authorization", "").encode("latin-1")
     if not hmac.compare_digest(sent, expected):
-        service.refusals.note(request, NotAuthorized.status, "wrong key" if sent else "no key")
+        service.refusals.note(request, status_of(NotAuthorized), "wrong key" if sent else "no key")
         raise NotAuthorized("header Authorization: 'Bearer <TLP_ADMIN_KEY>'")
     return service
 
@@ -133,7 +127,7 @@ async def _read(request: Request, form: type[T]) -> T:
     """Return the body, an empty one as an empty object."""
     service: Service = request.app.state.service
     with service.bodies.reserve() as memory:
-        body = await read_body(request, _MOST_BYTES, memory)
+        body = await read_body(request, _MAX_BYTES, memory)
     try:
         service.bodies.decoding.check(decoded_bytes(body))
         return msgspec.convert(decode_json(body or b"{}"), form)

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 from tlp_service.api.refusals import RefusalLog
 from tlp_service.api.request_memory import BodyMemory
+from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import DeadlinePassed
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
 from tlp_service.scheduling.executor import Executor, Work
 from tlp_service.scheduling.steps import Steps, advance
-from tlp_service.scoring.calibration import Calibration
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.follower import Follower
-from tlp_service.scoring.versions import Versions
+from tlp_service.serving.calibration import Calibration
+from tlp_service.serving.follower import Follower
+from tlp_service.serving.versions import Versions
 from tlp_service.settings import Settings
 from tlp_service.versions.registry import Registry
 
@@ -93,7 +93,7 @@ class Engine:
     registry: Registry
     follower: Follower | None  # None where one version serves whatever the registry says
     calibration: Calibration
-    executor: Executor[Candidates]
+    executor: Executor[ScoringWork]
     readers: Executor[Reading[Any]]
     heavy_readers: Executor[Reading[Any]]
     measurement_readers: Executor[Reading[Any]]

@@ -15,9 +15,10 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 from tlp_client.wire.predict import PredictRequest
+from tlp_service.api.answers import BodyTooLarge
 from tlp_service.api.decoded import let_go
 from tlp_service.api.request_memory import Reservation
-from tlp_service.errors import BodyTooLarge, InvalidBody
+from tlp_service.errors import InvalidBody
 from tlp_service.scheduling.steps import Steps, finished
 
 #: Bytes of the tasks and primitives that the reader of a log remembers.

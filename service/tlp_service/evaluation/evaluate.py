@@ -17,9 +17,9 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import PredictRequest, request_of
-from tlp_service.errors import ApiError
-from tlp_service.evaluation.figures import Interval, TaskFigures, figures_of, summarise
-from tlp_service.evaluation.plausible import is_plausible
+from tlp_service.errors import RequestFault
+from tlp_service.ranking.figures import Interval, TaskFigures, figures_of, summarise
+from tlp_service.ranking.plausible import is_plausible
 from tlp_service.scoring.scorer import Scorer
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def _score(scorer: Scorer, platform: str, candidates: _Candidates, found: Evalua
     """Return the scores and costs of the candidates that have a score."""
     try:
         scored = scorer.score(candidates.request(scorer.manifest.known(platform)), chunk=64)
-    except ApiError as error:
+    except RequestFault as error:
         log.warning("%s %.60s: %s", platform, candidates.task.workload_key, error)
         found.left_out["candidates of a target that the version does not know"] += len(candidates.costs)
         return np.empty(0), np.empty(0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tlp_service.evaluation.evaluate import Evaluation
-from tlp_service.evaluation.figures import summarise
+from tlp_service.ranking.figures import summarise
 from tlp_service.scratch import use_scratch_folder
 
 

@@ -24,7 +24,7 @@ _RESAMPLES, _TAIL = 1000, 0.025
 #: Tasks from which on a platform's are resampled, too.
 _MANY_TASKS = 5
 #: Candidates of a task that are compared; more would be drawn from, the same for both versions.
-_MOST_CANDIDATES = 256
+_MAX_CANDIDATES = 256
 
 Measure = Literal["pair_accuracy", "top1"]
 Floats = npt.NDArray[np.float64]
@@ -158,7 +158,7 @@ _MEASURES: tuple[Measure, ...] = ("pair_accuracy", "top1")
 
 def _resampled(task: HeldBack, random: np.random.Generator) -> Floats:
     """Return pair accuracy and top-1 of both versions, shape (2, 2, 1 + resamples); the first are of all candidates as they are."""
-    rows = random.permutation(len(task.costs))[:_MOST_CANDIDATES]
+    rows = random.permutation(len(task.costs))[:_MAX_CANDIDATES]
     costs, count = task.costs[rows], len(rows)
     drawn = random.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
     times = np.concatenate([np.ones((1, count)), drawn])  # how often each candidate is among a resample's

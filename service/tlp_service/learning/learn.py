@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tlp_client.tasks import PlatformKind
-from tlp_service.errors import BadRecords, BadVersion
-from tlp_service.features.task import platform_column
+from tlp_service.errors import BadRecords, BadSettings, BadVersion
+from tlp_service.families import preset_named
 from tlp_service.learning.division import TOO_FEW, check_costs, divide
 from tlp_service.learning.gate import HeldBack, Verdict, judge
 from tlp_service.learning.outcome import Outcome, Refusal
@@ -34,24 +34,24 @@ from tlp_service.training.dataset import (
     build_sets,
     valid_records,
 )
-from tlp_service.training.fit import AnyNetwork, FitSettings, predict_task
+from tlp_service.training.fit import FitSettings, predict_task
+from tlp_service.training.network import TrainableNetwork
 from tlp_service.training.networks import KindTraining, with_kept
-from tlp_service.training.presets import PRESETS, Preset
+from tlp_service.training.preset import Preset
 from tlp_service.versions.manifest import Manifest, Network, read_manifest, write_version
 from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
 #: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
-_MOST = 50_000
-_SETTINGS = dataclasses.replace(PRESETS["base"].settings, **PRESETS["base"].adapting)
+_MAX_RECORDS = 50_000
 
 
 def learn(
     store: RecordStore,
     registry: Registry,
     platforms: Sequence[str] | None = None,
-    settings: FitSettings = _SETTINGS,
+    settings: FitSettings | None = None,
     may_publish: Callable[[], bool] = lambda: True,
 ) -> Outcome:
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
@@ -67,38 +67,43 @@ def learn(
         Where versions are.
     platforms : sequence of str or None
         Those that learn; None for all of the store's.
-    settings : FitSettings
-        How to train.
+    settings : FitSettings or None
+        How to train; None for the model's own settings.
     may_publish : callable
         Called before publishing; returns False if another trainer has taken over meanwhile.
     """
-    active = registry.journal().active
-    if active is None:
-        return Outcome(None, False, "no version serves", "put off")
-    if registry.manifest(active).model != "base":
-        return Outcome(None, False, f"{active} is not a version of 'base'; no other model learns", "put off")
+    try:
+        active, preset = _serving(registry)
+    except Refusal as refusal:
+        return Outcome(None, False, str(refusal), refusal.state)
     with registry.checkout(active) as folder, tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch, "files")
         files.mkdir()
         report = ImportReport()
-        step = _Step(folder, read_manifest(folder), settings)
-        made: list[_Learned] = []
-        refusals: list[Refusal] = []
-        for platform in store.platforms if platforms is None else platforms:
-            try:
-                made += step.learn(store, platform, report, files)
-            except Refusal as refusal:
-                refusals.append(refusal)
-        if not made:
-            last = refusals[-1] if refusals else Refusal("refused", TOO_FEW)
-            return Outcome(None, False, str(last), last.state)
-        for one in refusals:
-            log.info("not learned: %s", one)
+        step = _Step(folder, read_manifest(folder), preset, settings or preset.adapting_settings)
+        try:
+            made = step.learn_all(store, store.platforms if platforms is None else platforms, report, files)
+        except Refusal as refusal:
+            return Outcome(None, False, str(refusal), refusal.state)
         accepted = [found for found in made if found.verdict.is_accepted]
         written = step.write(accepted or made, made, report, files, Path(scratch, "version"))
         if not may_publish():
             return Outcome(None, False, "another trainer took over before this one had finished", "put off")
         return _publish(registry, active, written, made)
+
+
+def _serving(registry: Registry) -> tuple[str, Preset]:
+    """Return the serving version and the preset of its model, or raise `Refusal` if it cannot be fine-tuned here."""
+    active = registry.journal().active
+    if active is None:
+        raise Refusal("put off", "no version serves")
+    try:
+        preset = preset_named(registry.manifest(active).model)
+    except BadSettings as error:
+        raise Refusal("put off", f"{active}: {error}") from None
+    if not preset.learns:
+        raise Refusal("put off", f"{active} is a version of '{preset.name}', which does not learn")
+    return active, preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +162,34 @@ class _Step:
         Of the version that serves.
     before : Manifest
         Of that version.
+    preset : Preset
+        The model of that version.
     settings : FitSettings
         How to train.
     """
 
-    def __init__(self, folder: Path, before: Manifest, settings: FitSettings) -> None:
+    def __init__(self, folder: Path, before: Manifest, preset: Preset, settings: FitSettings) -> None:
         self._folder = folder
         self._before = before
+        self._preset = preset
         self._settings = settings
-        self._preset: Preset = PRESETS[before.model]
+
+    def learn_all(
+        self, store: RecordStore, platforms: Sequence[str], report: ImportReport, folder: Path
+    ) -> list[_Learned]:
+        """Learn each platform, see `learn`; raises the last `Refusal` if none can be learned, and logs them all otherwise."""
+        made: list[_Learned] = []
+        refusals: list[Refusal] = []
+        for platform in platforms:
+            try:
+                made += self.learn(store, platform, report, folder)
+            except Refusal as refusal:
+                refusals.append(refusal)
+        if not made:
+            raise refusals[-1] if refusals else Refusal("refused", TOO_FEW)
+        for one in refusals:
+            log.info("not learned: %s", one)
+        return made
 
     def learn(self, store: RecordStore, platform: str, report: ImportReport, folder: Path) -> list[_Learned]:
         """Train a platform's network of each kind that it has records of, and judge it; the files go into a folder.
@@ -195,7 +219,7 @@ class _Step:
     ) -> dict[PlatformKind, TrainingSet]:
         """Return the records of a platform, of the kinds that the version has a network for."""
         try:
-            records = list(valid_records(stored_records(store, [platform], _MOST), report))
+            records = list(valid_records(stored_records(store, [platform], _MAX_RECORDS), report))
         except (OSError, BadRecords, pa.ArrowException) as error:
             raise Refusal("unreadable", f"the records of {platform} cannot be read: {error}") from None
         check_costs([record for _, record in records])
@@ -238,8 +262,10 @@ class _Step:
         candidate = self._preset.network(
             dataclasses.replace(held, tasks=()), self._settings, (after, folder / after.file)
         )
-        table = held.table.copy()
-        table[:, platform_column(len(before.platforms)) :] = 0
+        table = held.table
+        if serving.platforms_from is not None:
+            table = table.copy()
+            table[:, serving.platforms_from + len(before.platforms) :] = 0
         return [_scored(task, serving, table, candidate, held.table) for task in held.tasks]
 
     def write(
@@ -267,7 +293,7 @@ class _Step:
             "gate": _mapping(self._before.training.get("gate")) | gate,
             VERDICT: {found.platform: found.verdict.reason for found in made},
         }
-        return write_version(folder, Manifest.of_now(self._before.model, networks, training), of_files)
+        return write_version(folder, Manifest.of_now(self._preset.name, networks, training), of_files)
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -276,9 +302,9 @@ def _mapping(value: object) -> dict[str, Any]:
 
 def _scored(
     task: TrainingTask,
-    serving: AnyNetwork,
+    serving: TrainableNetwork,
     known: npt.NDArray[np.float32],
-    candidate: AnyNetwork,
+    candidate: TrainableNetwork,
     table: npt.NDArray[np.float32],
 ) -> HeldBack:
     scores = predict_task(serving.eval(), known, task), predict_task(candidate.eval(), table, task)

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from tlp_service.errors import BadRecords
 from tlp_service.learning.turns import Standing, in_turn
 from tlp_service.measurements.stream import QUALITY
-from tlp_service.quality_metrics import decode_quality
+from tlp_service.quality.metrics import decode_quality
 from tlp_service.records.store import RecordStore
 
 log = logging.getLogger(__name__)

@@ -1,27 +1,22 @@
-"""``tlp trainer``: learns when enough was measured, beside the servers and at a lower priority than theirs."""
+"""Decides when to learn, and makes one step at a time, of one platform."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import signal
 import threading
 import time
-from types import FrameType
 from typing import Any
 
 import pyarrow as pa
 from redis.exceptions import RedisError
 
-from tlp_service.errors import BadSettings, ServiceFault
-from tlp_service.learning.beginning import begin
+from tlp_service.errors import ServiceFault
 from tlp_service.learning.lease import Lease, leased
 from tlp_service.learning.outcome import Outcome
 from tlp_service.learning.standings import Standings
 from tlp_service.learning.turns import Standing
 from tlp_service.records.store import RecordStore
 from tlp_service.redis_url import connect
-from tlp_service.settings import Settings
 from tlp_service.versions.hints import tell
 from tlp_service.versions.registry import Registry
 
@@ -34,8 +29,6 @@ _LOOK_S = 5.0
 #: Seconds, at most, until it looks again after something failed; they double. What fails last, such as a registry whose disk is full, costs a
 #: whole training each time.
 _MAX_PAUSE_S = 300.0
-#: Behind whoever scores, but not for good: where workers keep all cores busy, it has to get on, too.
-_NICENESS = 5
 #: Maximum number of platforms per look. Refusing one by its records takes seconds; training on one takes a minute.
 _MAX_LOOKED_AT = 16
 
@@ -152,42 +145,3 @@ class Trainer:
         if outcome.is_accepted:
             tell(self._url, outcome.version)
         return outcome
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave whatever is being trained: the next trainer begins anew from the store."""
-    for again in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(again, signal.SIG_IGN)
-    raise SystemExit(0)
-
-
-def run_trainer(settings: Settings, once: bool) -> int:
-    """Train until a signal comes, or look once; return the exit status.
-
-    Raises
-    ------
-    BadSettings, BadRecords
-        See `begin`; the first also if Redis cannot be reached at the only look.
-    ModuleNotFoundError
-        If torch is not installed: that it is imported later must not hide it.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise ModuleNotFoundError("No module named 'torch'")
-    url, store = begin(settings, _NICENESS)
-    registry = Registry(settings.registry_url)
-    trainer = Trainer(
-        url, store, registry, settings.train_records, settings.train_s, settings.trainer_threads
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
-    logging.getLogger("tlp_service.training.fit").setLevel(logging.WARNING)  # hundreds of epochs a step
-    try:
-        if not once:
-            trainer.run(threading.Event())
-        elif not trainer.look(max_trained=None):
-            log.info("nothing is to be learned: too little is new, or another trainer is at it")
-    except RedisError as error:  # `run` goes on
-        raise BadSettings(f"TLP_REDIS_URL: {error}") from None
-    finally:
-        trainer.close()
-    return 0

@@ -29,7 +29,7 @@ _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 15.0
 _LOG, _SOCKET = "valkey.log", "valkey.sock"
 #: Prefix of the name of the socket's folder, and maximum bytes of its path.
-_SOCKET_FOLDER, _LONGEST_PATH = "tlp-", 4096
+_SOCKET_FOLDER, _MAX_PATH_LENGTH = "tlp-", 4096
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ def _socket_folder(lock: int) -> Iterator[str]:
 
     The path of a unix socket may hold 108 bytes, so it can't stand in a data folder of any depth.
     """
-    left = os.fsdecode(os.pread(lock, _LONGEST_PATH, 0))
+    left = os.fsdecode(os.pread(lock, _MAX_PATH_LENGTH, 0))
     if Path(left).name.startswith(_SOCKET_FOLDER):
         with contextlib.suppress(OSError, ValueError):  # it is gone, or its name is none
             Path(left, _SOCKET).unlink(missing_ok=True)

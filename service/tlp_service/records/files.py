@@ -8,7 +8,7 @@ from pathlib import Path
 from tlp_client.logs import LOG_SUFFIXES, LogReader, RefusedLine
 from tlp_client.records import Record, RecordParser
 from tlp_service.errors import BadRecords
-from tlp_service.records.platforms import PlatformOf
+from tlp_service.records.platform_table import PlatformOf
 from tlp_service.records.store_path import is_store
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from tlp_client.logs import LogReader, RefusedLine, source_of
 from tlp_client.records import RecordParser
 from tlp_service.records.parquet_files import write_rows
-from tlp_service.records.platforms import PlatformOf
+from tlp_service.records.platform_table import PlatformOf
 from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
 

@@ -51,18 +51,18 @@ _PRIMITIVES_BYTES = 64 << 20
 
 
 def stored_records(
-    store: RecordStore, platforms: Sequence[str] | None = None, most: int | None = None
+    store: RecordStore, platforms: Sequence[str] | None = None, max_records: int | None = None
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for all records of a store, or of some platforms, failed runs, too.
 
-    Of a platform with more than `most` records these are a mix: half came last, half are drawn from all before. Records
+    Of a platform with more than `max_records` records these are a mix: half came last, half are drawn from all before. Records
     beyond the bounds of today's servers are left out, and their number is logged: an earlier release or another program may have
     written them.
     """
     reader = _Reader()
     for platform in platforms if platforms is not None else store.platforms:
         reader.left_out = 0
-        for batch in store.batches(platform, _COLUMNS, None if most is None else _mix_of(most)):
+        for batch in store.batches(platform, _COLUMNS, None if max_records is None else _mix_of(max_records)):
             yield from zip(repeat(platform), reader.records(batch))
         if reader.left_out:
             log.warning(
@@ -92,11 +92,11 @@ def part_of_store(store: RecordStore, part: Part) -> Iterator[tuple[str, Record]
             yield platform, record
 
 
-def _mix_of(most: int) -> Choose:
+def _mix_of(max_records: int) -> Choose:
     def choose(count: int) -> npt.NDArray[np.int64]:
-        if count <= most:
+        if count <= max_records:
             return np.arange(count)
-        older, drawn = count - most // 2, most - most // 2
+        older, drawn = count - max_records // 2, max_records - max_records // 2
         places = np.sort(np.random.default_rng(0).permutation(older)[:drawn])
         return np.concatenate([places, np.arange(older, count)])
 

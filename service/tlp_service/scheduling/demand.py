@@ -28,12 +28,12 @@ class Demands:
 
     Parameters
     ----------
-    most : int
-        Clients that are remembered, the latest.
+    max_clients : int
+        Number of clients to remember; the latest are kept.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
         self._demands: OrderedDict[str, _Demand] = OrderedDict()  # the latest last
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Demands:
         known = self._demands.pop(client, None)
         rate = known.rate_at(now) if known else 0.0
         self._demands[client] = _Demand(rate + size / _MEASURED_S, now)
-        if len(self._demands) > self._most:
+        if len(self._demands) > self._max_clients:
             self._demands.popitem(last=False)
 
     def rates(self, now: float, present: Container[str] = ()) -> Iterator[tuple[str, float]]:

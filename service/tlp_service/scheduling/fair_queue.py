@@ -131,14 +131,14 @@ class FairQueue(Generic[Work]):
             seconds = (ahead + sum(coming)) / self.rate
         return seconds
 
-    def take(self, most: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
-        """Return what to do next, at most `most` units of one lane beside openings, and the jobs that were found too late.
+    def take(self, max_units: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
+        """Return what to do next, at most `max_units` units of one lane beside openings, and the jobs that were found too late.
 
         Nothing is returned only if nothing waits but for openings that are being done.
         """
         slices: list[Slice[Work]] = []
         late: list[Job[Work]] = []
-        room = most
+        room = max_units
         for name, client in sorted(self._clients.items(), key=_place) if self._mixes else self._best():
             # One that is being opened does not keep its client's others waiting.
             while room > 0 and (job := next((j for j in client.jobs if j.next_slice), None)) is not None:
@@ -215,14 +215,14 @@ class FairQueue(Generic[Work]):
                 )
         clients = len(self._clients.keys() | {client})
         own = self._clients[client].left if client in self._clients else 0
-        for waiting, of_client, most, what in (
+        for waiting, of_client, limit, what in (
             (self.waiting + size, own + size, self._max_size, self._unit),
             (self.held_bytes + nbytes, self._bytes_of[client] + nbytes, self._max_bytes, "bytes"),
         ):
             # Beyond the bound a client that has little still gets its share, for else one could fill it for all.
-            if waiting > 2 * most or (waiting > most and of_client > most // clients):
+            if waiting > 2 * limit or (waiting > limit and of_client > limit // clients):
                 raise QueueFull(
-                    f"{waiting} {what} would wait with these, of them {of_client} of {client!r}, where {most} may",
+                    f"{waiting} {what} would wait with these, of them {of_client} of {client!r}, where {limit} may",
                     retry_after=max(1, math.ceil(self.waiting / self.rate)),
                 )
 

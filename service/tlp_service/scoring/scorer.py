@@ -11,14 +11,15 @@ import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
+from tlp_service.engine.inputs import Inputs
+from tlp_service.engine.network import Device, OnnxNetwork
+from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
+from tlp_service.families import family_named
+from tlp_service.families.family import Asked, Family
 from tlp_service.scheduling.steps import Steps, finished
-from tlp_service.scoring.candidates import Candidates
-from tlp_service.scoring.inputs import Inputs, check_features, empty_inputs, inputs_in_steps
-from tlp_service.scoring.network import Device, OnnxNetwork
-from tlp_service.scoring.score_map import map_scores
+from tlp_service.versions.choice import choose_network
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
-from tlp_service.versions.platforms import choose_network
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request whose candidates are ready to be scored.
 
     Parameters
@@ -59,9 +60,9 @@ class Prepared:
         Position of a candidate -> why it gets no score.
     truncated : int
         Candidates longer than the network reads.
-    candidates : Candidates
+    candidates : ScoringWork
         The work; those in `errors` are scored, too, as if they were empty or had unknown rows.
-    validity : Candidates or None
+    validity : ScoringWork or None
         The work that tells how likely each is to run, where the request asks for it.
     """
 
@@ -70,8 +71,8 @@ class Prepared:
     report_invalid: bool
     errors: dict[int, str]
     truncated: int
-    candidates: Candidates
-    validity: Candidates | None = None
+    candidates: ScoringWork
+    validity: ScoringWork | None = None
 
 
 class Scorer:
@@ -117,7 +118,7 @@ class Scorer:
         """Return a network of the version as it is loaded."""
         return self._networks[network.file]
 
-    def prepare(self, request: PredictRequest) -> Prepared:
+    def prepare(self, request: PredictRequest) -> PreparedRequest:
         """Choose the network of a request and make what it reads of its candidates.
 
         Raises
@@ -130,50 +131,55 @@ class Scorer:
         """
         return finished(self.prepare_in_steps(request))
 
-    def prepare_in_steps(self, request: PredictRequest) -> Steps[Prepared]:
+    def prepare_in_steps(self, request: PredictRequest) -> Steps[PreparedRequest]:
         """Do what `prepare` does, in steps of bounded time."""
-        network = choose_network(self.manifest, request.platform, request.target)
-        (inputs,) = yield from inputs_in_steps([(network, request)])
-        return self._prepared(network, request, inputs)
+        asked = self._asked(request)
+        (inputs,) = yield from family_named(asked.network.features).inputs_in_steps([asked])
+        return self._prepared(asked, inputs)
 
     def prepare_all_in_steps(
         self, requests: Sequence[PredictRequest]
-    ) -> Steps[list[Prepared | InvalidBody | UnknownName]]:
+    ) -> Steps[list[PreparedRequest | InvalidBody | UnknownName]]:
         """Do what `prepare` does for many requests at once; the result of a refused request is its exception."""
-        found: list[Network | InvalidBody | UnknownName] = []
+        found: list[Asked | InvalidBody | UnknownName] = []
         for request in requests:
             try:
-                found.append(choose_network(self.manifest, request.platform, request.target))
+                found.append(self._asked(request))
             except (InvalidBody, UnknownName) as error:
                 found.append(error)
-        asked = [(n, r) for n, r in zip(found, requests, strict=True) if isinstance(n, Network)]
-        inputs = iter((yield from inputs_in_steps(asked)))
-        return [
-            self._prepared(network, request, next(inputs)) if isinstance(network, Network) else network
-            for network, request in zip(found, requests, strict=True)
-        ]
+        inputs = iter((yield from _inputs_in_steps([one for one in found if isinstance(one, Asked)])))
+        return [self._prepared(one, next(inputs)) if isinstance(one, Asked) else one for one in found]
 
-    def _prepared(self, network: Network, request: PredictRequest, inputs: Inputs) -> Prepared:
+    def _asked(self, request: PredictRequest) -> Asked:
+        choice = choose_network(self.manifest, request.platform, request.target)
+        return Asked(choice.network, choice.platform, request)
+
+    def _prepared(self, asked: Asked, inputs: Inputs) -> PreparedRequest:
+        network, request = asked.network, asked.request
         errors = dict(request.errors)
         for position, error in inputs.errors.items():
             errors[position] = f"candidates[{position}]{error}"
         if errors and not request.report_invalid:
             raise InvalidBody(errors[min(errors)])
-        candidates = Candidates(self.loaded(network), inputs.table, inputs.plan)
+        candidates = ScoringWork(self.loaded(network), inputs.table, inputs.plan)
         validity = None
         if request.validity:
             if network.validity is None:
                 raise InvalidBody(f"validity: version {self.manifest.version} does not tell it")
-            validity = Candidates(self._networks[network.validity.file], inputs.table, inputs.plan)
-        return Prepared(self, network, request.report_invalid, errors, inputs.truncated, candidates, validity)
+            validity = ScoringWork(self._networks[network.validity.file], inputs.table, inputs.plan)
+        return PreparedRequest(
+            self, network, request.report_invalid, errors, inputs.truncated, candidates, validity
+        )
 
-    def probabilities(self, prepared: Prepared, log_odds: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return how likely each candidate is to build and run, from what `Prepared.validity` gave; NaN for those in `errors`."""
+    def probabilities(
+        self, prepared: PreparedRequest, log_odds: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float64]:
+        """Return how likely each candidate is to build and run, from what `PreparedRequest.validity` gave; NaN for those in `errors`."""
         chances: npt.NDArray[np.float64] = 1 / (1 + np.exp(-log_odds.astype(np.float64).clip(-50, 50)))
         chances[list(prepared.errors)] = np.nan
         return chances
 
-    def finish(self, prepared: Prepared, raw: npt.NDArray[np.float32]) -> Scored:
+    def finish(self, prepared: PreparedRequest, raw: npt.NDArray[np.float32]) -> Scored:
         """Return the served scores of prepared candidates.
 
         A candidate's score is that of the network alone, within rounding (1e-5): it depends neither on the others of the
@@ -190,7 +196,7 @@ class Scorer:
             If a score is not finite and the request does not ask for errors by candidate.
         """
         network, errors = prepared.network, dict(prepared.errors)
-        scores = map_scores(raw, network.score_map)
+        scores = family_named(network.features).scores(network, raw)
         for position in np.flatnonzero(~np.isfinite(scores)).tolist():
             if position not in errors:
                 errors[position] = (
@@ -208,11 +214,24 @@ class Scorer:
         return self.finish(prepared, work.network.score_all(work.table, work.plan, chunk))
 
 
+def _inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
+    """Compute the inputs of many requests, those of one family together."""
+    by_family: dict[Family, list[int]] = {}
+    for place, one in enumerate(asked):
+        by_family.setdefault(family_named(one.network.features), []).append(place)
+    found: dict[int, Inputs] = {}
+    for family, places in by_family.items():
+        inputs = yield from family.inputs_in_steps([asked[place] for place in places])
+        found.update(zip(places, inputs, strict=True))
+    return [found[place] for place in range(len(asked))]
+
+
 def _load(folder: Path, network: Network, file: str, device: Device, threads: int) -> OnnxNetwork:
     """Load one of the files of a network, check what it reads, and run it once."""
-    loaded = OnnxNetwork(folder / file, network.steps, device, threads)
+    loaded = OnnxNetwork(folder / file, device, threads)
     try:
-        check_features(network, loaded)
+        family = family_named(network.features)
+        family.check(network, loaded.row_width, loaded.value_width)
     except BadVersion as error:
         raise BadVersion(f"{folder}: {error}") from None
     _warm_up(loaded, network, folder)
@@ -221,7 +240,8 @@ def _load(folder: Path, network: Network, file: str, device: Device, threads: in
 
 def _warm_up(loaded: OnnxNetwork, network: Network, folder: Path) -> None:
     """Run the network once before anybody waits for it; a candidate without primitives is a legal one."""
-    inputs = empty_inputs(loaded)
+    family = family_named(network.features)
+    inputs = family.empty(network)
     scores = loaded.score_all(inputs.table, inputs.plan)
-    if scores.shape != (2,) or not np.isfinite(map_scores(scores, network.score_map)).all():
+    if scores.shape != (2,) or not np.isfinite(family.scores(network, scores)).all():
         raise BadVersion(f"{folder}: the {network.platform_kind} network gives scores that are not finite")

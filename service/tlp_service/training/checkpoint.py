@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tlp_service.errors import BadVersion
-from tlp_service.evaluation.ranking import Ranking
+from tlp_service.ranking.ranking import Ranking
 
 
 @dataclass(frozen=True, slots=True)

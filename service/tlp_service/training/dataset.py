@@ -15,11 +15,11 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 from tlp_client.tasks import PlatformKind, platform_kind
 from tlp_service.errors import BadRecords
-from tlp_service.evaluation.plausible import is_plausible
+from tlp_service.ranking.plausible import is_plausible
 from tlp_service.records.files import log_records
-from tlp_service.records.platforms import PlatformOf
+from tlp_service.records.platform_table import PlatformOf
 from tlp_service.records.split import Part, check_no_leak
-from tlp_service.training.encoders import Encoder
+from tlp_service.training.encoder import Encoder, Labels, best_over_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TrainingTask:
     positions : ndarray of int32, shape (candidates, places)
         Rows of the set's table.
     values : ndarray of float16, shape (candidates, W)
-        What the network reads besides; none (W = 0) for `published`, the number of the head for its multi-head form.
+        What the network reads besides.
     costs : ndarray of float64, shape (candidates,)
         Median of each record's costs, in seconds.
     failed : ndarray of float16, shape (failed candidates, W)
@@ -46,11 +46,6 @@ class TrainingTask:
     values: npt.NDArray[np.float16]
     costs: npt.NDArray[np.float64]
     failed: npt.NDArray[np.float16] = field(default_factory=lambda: np.empty((0, 0), dtype=np.float16))
-
-    @property
-    def labels(self) -> npt.NDArray[np.float32]:
-        """Best cost of the task over each candidate's, in (0, 1] (TLP, section 4.4)."""
-        return np.asarray(self.costs.min() / self.costs, dtype=np.float32)
 
     def some(self, rows: npt.NDArray[np.int64]) -> TrainingTask:
         """Return the task with only these candidates, and all failed ones."""
@@ -68,11 +63,14 @@ class TrainingSet:
     tasks : tuple of TrainingTask
     numbered : tuple of str
         Platforms that the network tells apart, in the order of their numbers.
+    labels : callable
+        What is learned of a task's candidates, from their costs; see `Encoder.labels`.
     """
 
     table: npt.NDArray[np.float32]
     tasks: tuple[TrainingTask, ...]
     numbered: tuple[str, ...] = ()
+    labels: Labels = best_over_cost
 
     @property
     def candidates(self) -> int:
@@ -189,7 +187,7 @@ class _Builder:
             failed = [c for c in self.failed.pop(name, ()) if c not in candidates]
             _, of_failed = self._encode(number, failed)
             tasks.append(TrainingTask(*name, positions, values, costs, of_failed))
-        return TrainingSet(encoder.table, tuple(tasks), encoder.platforms)
+        return TrainingSet(encoder.table, tuple(tasks), encoder.platforms, encoder.labels)
 
     def _encode(
         self, task: int, candidates: Collection[tuple[int, ...]]

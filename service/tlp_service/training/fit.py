@@ -18,13 +18,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tlp_service.errors import TrainingDiverged
-from tlp_service.evaluation.ranking import Ranking, rank_tasks
-from tlp_service.features.task import platform_column
-from tlp_service.models.base import BaseNetwork
-from tlp_service.models.published import MultiHeadNetwork, PublishedNetwork
+from tlp_service.ranking.ranking import Ranking, rank_tasks
 from tlp_service.training.checkpoint import Checkpoint, Progress
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 from tlp_service.training.losses import log_mse_loss, mse_loss, pair_loss, rank_loss, validity_loss
+from tlp_service.training.network import TrainableNetwork
 from tlp_service.training.parallel import average_gradients, rank, world_size
 
 log = logging.getLogger(__name__)
@@ -35,11 +33,8 @@ LIST_LENGTH = 32
 RANKED_CANDIDATES = 16
 #: share of the steps in which the rate of one-cycle rises
 WARM_UP = 0.1
-#: most candidates of a task by which an epoch is judged
+#: Maximum candidates of a task by which an epoch is judged.
 JUDGED_CANDIDATES = 512
-
-#: A network that can be trained.
-AnyNetwork = PublishedNetwork | MultiHeadNetwork | BaseNetwork
 
 Loss = Literal["rank", "mse", "combined", "validity"]
 
@@ -108,7 +103,7 @@ class FitSettings:
 class Fit:
     """A trained network: the epoch that ranked the validation tasks best, and how it did."""
 
-    network: AnyNetwork
+    network: TrainableNetwork
     epoch: int
     validation: Ranking
 
@@ -131,7 +126,7 @@ class _Batch:
 
 
 def fit(
-    network: AnyNetwork,
+    network: TrainableNetwork,
     train: TrainingSet,
     validation: TrainingSet,
     settings: FitSettings,
@@ -143,7 +138,7 @@ def fit(
 
     Parameters
     ----------
-    network : PublishedNetwork, MultiHeadNetwork or BaseNetwork
+    network : TrainableNetwork
         Trained in place; initialised, or trained before.
     checkpoint : Path or None
         File that keeps the progress of each epoch, and from which an interrupted run goes on.
@@ -168,20 +163,32 @@ def fit(
     if saved is not None and saved.load(progress):
         log.info("%s: goes on after epoch %d of %s", label, progress.epoch, checkpoint)
     while progress.epoch < settings.epochs and not progress.is_stuck(settings.patience):
-        started = time.monotonic()
-        # So that an epoch draws the same after an interruption, and each process its own.
-        torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
-        loss = _run_epoch(progress, table, train, settings, label)
-        ranking = rank_set(progress.judged(), validation, device, JUDGED_CANDIDATES)
-        progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
+        _train_epoch(progress, table, train, validation, settings, label)
         if saved is not None and rank() == 0:
             saved.save(progress)
-        took = time.monotonic() - started
-        log.info("%s epoch %d: loss %.4f%s (%.0f s)", label, progress.epoch, loss, _told(ranking), took)
     best = progress.best
     assert best is not None, "one epoch at least"
     network.load_state_dict(best.weights)
     return Fit(network.eval(), best.epoch, best.ranking)
+
+
+def _train_epoch(
+    progress: Progress,
+    table: Tensor,
+    train: TrainingSet,
+    validation: TrainingSet,
+    settings: FitSettings,
+    label: str,
+) -> None:
+    """Run one epoch, judge it by the validation tasks, and log both."""
+    started = time.monotonic()
+    # So that an epoch draws the same after an interruption, and each process its own.
+    torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
+    loss = _run_epoch(progress, table, train, settings, label)
+    ranking = rank_set(progress.judged(), validation, str(table.device), JUDGED_CANDIDATES)
+    progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
+    took = time.monotonic() - started
+    log.info("%s epoch %d: loss %.4f%s (%.0f s)", label, progress.epoch, loss, _told(ranking), took)
 
 
 def _told(ranking: Ranking) -> str:
@@ -191,7 +198,7 @@ def _told(ranking: Ranking) -> str:
     return ", held-out tasks: top-1 {:.3f}, top-5 {:.3f}, pairs {:.3f}".format(*figures)
 
 
-def _identity(network: AnyNetwork, train: TrainingSet, validation: TrainingSet) -> str:
+def _identity(network: TrainableNetwork, train: TrainingSet, validation: TrainingSet) -> str:
     """Return a digest of what a training begins with: weights and records."""
     digest = hashlib.sha256()
     for name, tensor in network.state_dict().items():
@@ -202,7 +209,7 @@ def _identity(network: AnyNetwork, train: TrainingSet, validation: TrainingSet) 
     return digest.hexdigest()
 
 
-def _optimizer(network: AnyNetwork, settings: FitSettings) -> torch.optim.Optimizer:
+def _optimizer(network: TrainableNetwork, settings: FitSettings) -> torch.optim.Optimizer:
     kind = torch.optim.Adam if settings.schedule == "constant" else torch.optim.AdamW
     return kind(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
@@ -273,16 +280,16 @@ def _mine(batch: _Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _without_platforms(
-    table: Tensor, positions: Tensor, shape: torch.Size, settings: FitSettings, network: AnyNetwork
+    table: Tensor, positions: Tensor, shape: torch.Size, settings: FitSettings, network: TrainableNetwork
 ) -> Tensor:
     """Return the table, extended by rows without a platform for the lists that are drawn; their positions are changed."""
-    if not settings.unknown_platforms or not isinstance(network, BaseNetwork):
+    if not settings.unknown_platforms or network.platforms_from is None:
         return table
     drawn = torch.rand(shape[0], device=table.device) < settings.unknown_platforms
     lists = positions.view(shape[0], -1)
     used, number = torch.unique(lists[drawn], return_inverse=True)
     rows = table[used]
-    rows[:, platform_column(0) :] = 0.0
+    rows[:, network.platforms_from :] = 0.0
     lists[drawn] = len(table) + number
     return torch.cat([table, rows])
 
@@ -298,8 +305,8 @@ def _lists_a_batch(settings: FitSettings) -> int:
 
 def _steps_an_epoch(train: TrainingSet, settings: FitSettings) -> int:
     """Return how many batches `_batches` yields."""
-    most = settings.max_candidates or max((len(task.costs) for task in train.tasks), default=0)
-    lists = sum(-(-min(len(task.costs), most) // _list_length(settings)) for task in train.tasks)
+    limit = settings.max_candidates or max((len(task.costs) for task in train.tasks), default=0)
+    lists = sum(-(-min(len(task.costs), limit) // _list_length(settings)) for task in train.tasks)
     return -(-lists // _lists_a_batch(settings))
 
 
@@ -307,7 +314,7 @@ def _batches(train: TrainingSet, settings: FitSettings, random: np.random.Genera
     length, per_batch = _list_length(settings), _lists_a_batch(settings)
     drawn = [_draw(task, settings.max_candidates, random) for task in train.tasks]
     lists = [(n, rows) for n, all_rows in enumerate(drawn) for rows in _lists(all_rows, length)]
-    labels_of = [task.labels for task in train.tasks]
+    labels_of = [train.labels(task.costs) for task in train.tasks]
     order = random.permutation(len(lists))
     for start in range(0, len(order), per_batch):
         # A list's padding has row -1: it is read as the first candidate, with a label that takes it out.
@@ -334,7 +341,7 @@ def _lists(rows: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
 
 @torch.inference_mode()
 def predict(
-    network: AnyNetwork,
+    network: TrainableNetwork,
     table: npt.NDArray[np.float32],
     positions: npt.NDArray[np.int32],
     values: npt.NDArray[np.float16],
@@ -355,32 +362,32 @@ def predict(
 
 
 def predict_task(
-    network: AnyNetwork, table: npt.NDArray[np.float32], task: TrainingTask, device: str = "cpu"
+    network: TrainableNetwork, table: npt.NDArray[np.float32], task: TrainingTask, device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
     """Return the raw scores of a task's candidates."""
     return predict(network, table, task.positions, task.values, device)
 
 
 def rank_set(
-    network: AnyNetwork, tested: TrainingSet, device: str = "cpu", most_candidates: int = 0
+    network: TrainableNetwork, tested: TrainingSet, device: str = "cpu", max_candidates: int = 0
 ) -> Ranking:
     """Return how well the network ranks the candidates of each task of a set; see `ranked_tasks`.
 
     Parameters
     ----------
-    most_candidates : int
+    max_candidates : int
         Of a task that has more, so many are drawn, always the same; 0 for all.
     """
     return rank_tasks(
         (predict_task(network, tested.table, task, device), task.costs)
-        for task in (_sampled(task, most_candidates) for task in ranked_tasks(tested))
+        for task in (_sampled(task, max_candidates) for task in ranked_tasks(tested))
     )
 
 
-def _sampled(task: TrainingTask, most: int) -> TrainingTask:
-    if not most or len(task.costs) <= most:
+def _sampled(task: TrainingTask, max_candidates: int) -> TrainingTask:
+    if not max_candidates or len(task.costs) <= max_candidates:
         return task
-    return task.some(np.random.default_rng(0).permutation(len(task.costs))[:most])
+    return task.some(np.random.default_rng(0).permutation(len(task.costs))[:max_candidates])
 
 
 def ranked_tasks(tested: TrainingSet) -> list[TrainingTask]:

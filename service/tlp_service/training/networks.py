@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from tlp_client.tasks import PlatformKind
-from tlp_service.evaluation.ranking import Ranking, random_ranking
-from tlp_service.models.base import BaseNetwork
-from tlp_service.models.export import Sample, export_onnx
-from tlp_service.scoring.score_map import fit_score_map
+from tlp_service.ranking.ranking import Ranking, random_ranking
 from tlp_service.training.dataset import TrainingSet, of_platforms
-from tlp_service.training.fit import AnyNetwork, Fit, FitSettings, fit, predict, rank_set, ranked_tasks
-from tlp_service.training.presets import Exported, Preset
+from tlp_service.training.export import export_onnx
+from tlp_service.training.fit import Fit, FitSettings, fit, predict, rank_set, ranked_tasks
+from tlp_service.training.form import Sample
+from tlp_service.training.network import ExportableNetwork, TrainableNetwork
+from tlp_service.training.preset import Exported, Preset
 from tlp_service.training.validity import has_failures, validity_figures, validity_set
 from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import Manifest, Network, Validity
@@ -125,7 +125,7 @@ class KindTraining:
         nothing = dataclasses.replace(train, tasks=())
         fitted = fit(network, train, nothing, settings, self.device, name, self._progress(name))
         network = fitted.network.cpu()
-        assert isinstance(network, BaseNetwork), "made by the preset"
+        assert isinstance(network, ExportableNetwork), "made by the preset"
         figures = validity_figures(rank_set(network, test), test) if has_failures(test) else {}
         export_onnx(network, _sample(train, CHECKED), file)
         log.info("%s, what fails, unseen tasks: %s", self.kind, figures or "none with failed runs")
@@ -159,7 +159,7 @@ class KindTraining:
             steps=steps,
             row_width=row_width,
             platforms=list(exported.platforms),
-            score_map=fit_score_map(raw),
+            score_map=self.preset.score_map(raw),
             trained_on={
                 name: {"tasks": len(part.tasks), "candidates": part.candidates}
                 for name, part in split.items()
@@ -172,7 +172,7 @@ class KindTraining:
 
 
 def adapt(
-    network: AnyNetwork,
+    network: TrainableNetwork,
     train: TrainingSet,
     validation: TrainingSet,
     settings: FitSettings,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tlp_service.evaluation.ranking import Ranking
+from tlp_service.ranking.ranking import Ranking
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 
 #: Cost of a failed run, in seconds: that which TVM writes. The label of one is 1e-10 then, and that of a run that went well 1.

@@ -13,7 +13,7 @@ from tlp_service.errors import BadVersion
 FORM = 1
 
 #: Activations that are remembered.
-_MOST_ACTIVATIONS = 200
+_MAX_ACTIVATIONS = 200
 
 #: Number of latest marks that keep their figures; earlier ones keep state and reason only. So the document stays small even if
 #: nothing is ever pruned.
@@ -114,7 +114,7 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def activated(self, activation: Activation) -> Journal:
         """Return the journal after a version began to serve; a mark that it had is overruled."""
-        history = [*self.history, activation][-_MOST_ACTIVATIONS:]
+        history = [*self.history, activation][-_MAX_ACTIVATIONS:]
         marks = {version: mark for version, mark in self.marks.items() if version != activation.version}
         return Journal(FORM, activation.version, history, marks)
 

@@ -41,7 +41,7 @@ MAX_NETWORKS = 1024
 
 
 class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fixed monotone function from raw scores to (0, 1], see `tlp_service.scoring.score_map`."""
+    """The fixed monotone function from raw scores to (0, 1], see `tlp_service.engine.score_map`."""
 
     function: Literal["softsign"]
     center: float
@@ -74,10 +74,10 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The kind of target whose candidates it scores.
     file, sha256 : str
         File beside the manifest, and its digest.
-    features : {"published", "base"}
-        What it reads; the vocabulary is fixed by this name and the platform kind.
+    features : str
+        Name of its family, see `tlp_service.families`: what it reads is fixed by this name and the platform kind.
     steps, row_width : int
-        Rows that it reads of a candidate (of `base` one, that of the task), and numbers a row.
+        Rows that it reads of a candidate, and numbers of a row.
     platforms : list of str
         Platforms it was trained on; where it tells them apart, each by its number here. Those of all networks of a kind begin alike.
     serves : str or None
@@ -97,7 +97,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     platform_kind: PlatformKind
     file: str
     sha256: str
-    features: Literal["published", "base"]
+    features: str
     steps: int
     row_width: int
     platforms: list[str]
@@ -290,8 +290,8 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
     own_heads = len({n.platform_kind for n in networks}) < len(networks)
     decides = [
         [n.platform_kind, n.sha256, n.features, n.steps, n.row_width, msgspec.to_builtins(n.score_map)]
-        # The numbers of platforms are inputs of `base`.
-        + ([n.platforms] if n.features == "base" or own_heads else [])
+        # A network with sizes of its own may read the numbers of platforms; those of the paper's sizes do not.
+        + ([n.platforms] if n.architecture or own_heads else [])
         + ([n.validity.sha256] if n.validity is not None else [])
         + ([n.serves] if n.serves is not None else [])
         for n in sorted(networks, key=lambda n: n.platform_kind)

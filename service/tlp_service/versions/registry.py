@@ -3,8 +3,8 @@
 ::
 
     models/
-    ├── base-98238b33f95c/      a version, as `tlp_service.versions.manifest` writes it
-    ├── base-5d0c1f6a2e44/
+    ├── loopnest-98238b33f95c/      a version, as `tlp_service.versions.manifest` writes it
+    ├── loopnest-5d0c1f6a2e44/
     └── active.json             see `tlp_service.versions.journal`
 
 Servers follow ``active.json``. So a version begins to serve, everywhere, when that file is replaced.

@@ -1,0 +1,1 @@
+"""The ``tlp`` command: one module per command."""

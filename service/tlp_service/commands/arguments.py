@@ -1,0 +1,71 @@
+"""Types of arguments, and what several commands do with them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlp_service.errors import BadSettings
+
+if TYPE_CHECKING:
+    from tlp_service.records.platform_table import PlatformOf
+
+
+def path(text: str) -> Path:
+    """Return a path; an empty one, such as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return Path(text)
+
+
+def positive(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def not_negative(text: str) -> int:
+    """Return a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
+
+
+def rate(text: str) -> float:
+    """Return a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before the work whose result it gets."""
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise BadSettings(f"{option}: expected a file that can be written, got {path}")
+
+
+def platform_of(arguments: argparse.Namespace) -> PlatformOf:
+    """Return what tells the platform of a log: a table, or one name for all."""
+    from tlp_service.records.platform_table import OnePlatform, PlatformTable, check_platform
+
+    if arguments.platforms:
+        return PlatformTable.read(arguments.platforms)
+    if arguments.platform is not None:
+        check_platform(arguments.platform)
+    return OnePlatform(arguments.platform)
+
+
+def status_of(found: Collection[object], otherwise: str) -> int:
+    """Return the exit status of a command that told what it found: a script must not take nothing for success."""
+    if not found:
+        print(f"tlp: {otherwise}", file=sys.stderr)
+    return 0 if found else 1

@@ -1,0 +1,110 @@
+"""What the server asks of a model family.
+
+A family is one way to score schedules: what it reads of a request, which networks it has, and how these are trained. All of it is in
+one folder below `tlp_service.families`, or in a package of its own (see `tlp_service.families`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tlp_client.wire.predict import PredictRequest
+from tlp_service.engine.inputs import Inputs
+from tlp_service.engine.score_map import map_scores
+from tlp_service.errors import BadVersion
+from tlp_service.scheduling.steps import Steps
+from tlp_service.versions.manifest import Network
+
+if TYPE_CHECKING:  # a server has no torch
+    from tlp_service.training.preset import Preset
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and the network that scores it.
+
+    Parameters
+    ----------
+    network : Network
+        One of the version's networks.
+    platform : str or None
+        For which of the platforms that the network tells apart; None if it is for none of them.
+    request : PredictRequest
+        The candidates.
+    """
+
+    network: Network
+    platform: str | None
+    request: PredictRequest
+
+
+class Family(ABC):
+    """A model family. One object serves all threads, so it holds no state of a request.
+
+    Attributes
+    ----------
+    name : str
+        What manifests say in ``features``.
+    earlier_names : tuple of str
+        Names of this family, and of its models, in manifests of earlier releases.
+    models : tuple of str
+        The models that can be trained; each has a `preset`.
+    """
+
+    name: ClassVar[str]
+    earlier_names: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
+        """Compute what networks of this family read of requests, in steps of bounded time.
+
+        All requests are given at once, so what depends only on candidates can be computed for all of them together.
+        """
+
+    @abstractmethod
+    def probe(self, network: Network, candidates: int) -> Inputs:
+        """Return so many made-up candidates, to measure the speed of a network with."""
+
+    @abstractmethod
+    def empty(self, network: Network) -> Inputs:
+        """Return two candidates without primitives, which are legal ones."""
+
+    @abstractmethod
+    def check(self, network: Network, row_width: int, value_width: int | None) -> None:
+        """Check that a file reads what this family computes.
+
+        Parameters
+        ----------
+        network : Network
+            What the manifest says of it.
+        row_width, value_width : int, int or None
+            Numbers of a row and values of a candidate that the file reads; None for as many values as places.
+
+        Raises
+        ------
+        BadVersion
+            If they differ.
+        """
+
+    def scores(self, network: Network, raw: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Return the served scores of raw ones: a monotone function, by default the score map of the manifest."""
+        return map_scores(raw, network.score_map)
+
+    @abstractmethod
+    def preset(self, model: str) -> Preset:
+        """Return how one of `models` is trained. Imports torch, which a server lacks."""
+
+    def check_sizes(self, network: Network, actual: tuple[int, int], expected: tuple[int, int]) -> None:
+        """Raise `BadVersion` if the sizes of what a file reads differ from those of what this family computes."""
+        if actual != expected:
+            raise BadVersion(
+                f"the {network.platform_kind} network reads {actual[0]} x {actual[1]} numbers, "
+                f"its features '{network.features}' are {expected[0]} x {expected[1]}"
+            )

@@ -1,0 +1,1 @@
+"""`loopnest`: scores candidates from the loop nest that their schedule leaves, and from their task."""

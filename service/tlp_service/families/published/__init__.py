@@ -1,0 +1,1 @@
+"""`published`: TLP as its paper has it, which scores candidates from their primitives."""

@@ -1,0 +1,109 @@
+"""`published` as the server uses it: from requests to rows of distinct primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tlp_client.wire.predict import PredictRequest
+from tlp_service.engine.inputs import Inputs
+from tlp_service.families.family import Asked, Family
+from tlp_service.families.published.features import PUBLISHED
+from tlp_service.families.published.plan import RowPlan
+from tlp_service.scheduling.steps import Steps
+from tlp_service.versions.manifest import Network
+
+if TYPE_CHECKING:
+    from tlp_service.training.preset import Preset
+
+#: Units of work (see `tlp_service.scheduling.steps`) per task, and per character of its workload key.
+_TASK_COST, _KEY_COST = 3_000, 4
+
+#: Distinct rows of made-up candidates.
+_PROBE_ROWS = 256
+
+
+class Published(Family):
+    """Scores a candidate from its primitives, one row each."""
+
+    name = "published"
+    models = ("published", "published-mtl")
+
+    def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
+        """Compute one row per distinct primitive of a request."""
+        found = []
+        for one in asked:
+            yield _TASK_COST + _KEY_COST * len(one.request.workload_key)
+            found.append((yield from _inputs_of(one.network, one.request)))
+        return found
+
+    def probe(self, network: Network, candidates: int) -> Inputs:
+        """Return candidates of random primitives."""
+        random = np.random.default_rng(0)
+        lengths = random.integers(network.steps // 3, network.steps, candidates)
+        plan = RowPlan.of(random.integers(0, _PROBE_ROWS, int(lengths.sum())), lengths, network.steps)
+        return Inputs(np.ones((1 + _PROBE_ROWS, network.row_width), dtype=np.float32), plan)
+
+    def empty(self, network: Network) -> Inputs:
+        """Return two candidates that are all padding."""
+        nothing, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
+        table = np.zeros((1, network.row_width), dtype=np.float32)
+        return Inputs(table, RowPlan.of(none, nothing, network.steps))
+
+    def check(self, network: Network, row_width: int, value_width: int | None) -> None:
+        """Check the rows of a candidate and their width."""
+        features = PUBLISHED[network.platform_kind]
+        expected = (features.steps, features.width)
+        self.check_sizes(network, (network.steps, row_width), expected)
+        self.check_sizes(network, (network.steps, network.row_width), expected)
+
+    def preset(self, model: str) -> Preset:
+        """Return the preset of the network with one head, or with a head per platform."""
+        from tlp_service.families.published.preset import PRESETS
+
+        return PRESETS[model]
+
+
+def _inputs_of(network: Network, request: PredictRequest) -> Steps[Inputs]:
+    features = PUBLISHED[network.platform_kind]
+    table, broken = yield from features.rows_in_steps(request.primitives)
+    table, indices = _without_unused(table, request.indices)
+    return Inputs(
+        table,
+        RowPlan.of(indices, request.lengths, features.steps),
+        _candidates_with(broken, request),
+        int(np.count_nonzero(request.lengths > network.steps)),
+    )
+
+
+def _without_unused(
+    table: npt.NDArray[np.float32], indices: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Leave out the rows that no candidate refers to, for each is work; row 0, the padding, stays."""
+    is_used = np.zeros(len(table), dtype=bool)
+    is_used[0] = True
+    is_used[1 + indices] = True
+    if is_used.all():
+        return table, indices
+    return table[is_used], (np.cumsum(is_used) - 1)[1 + indices] - 1
+
+
+def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -> dict[int, str]:
+    """Return candidate -> error, for each candidate that holds a primitive without a row."""
+    if not broken:
+        return {}
+    starts = np.cumsum(request.lengths) - request.lengths
+    places = np.flatnonzero(np.isin(request.indices, list(broken)))
+    # A candidate without primitives begins where the next one does; the search finds the next one.
+    of_places = np.searchsorted(starts, places, side="right") - 1
+    candidates, firsts = np.unique(of_places, return_index=True)
+    steps = places[firsts] - starts[candidates]
+    return {
+        candidate: f", primitive {step}: {broken[index]}"
+        for candidate, step, index in zip(
+            candidates.tolist(), steps.tolist(), request.indices[places[firsts]].tolist(), strict=True
+        )
+    }

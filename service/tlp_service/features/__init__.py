@@ -1,1 +1,0 @@
-"""From primitives to the rows that networks read."""

@@ -1,6 +1,0 @@
-"""Networks, and their export to ONNX."""
-
-from tlp_service.scratch import use_scratch_folder
-
-# The optimizers and the exporter of torch import its compiler, which makes a folder in /tmp with a predictable name.
-use_scratch_folder("TORCHINDUCTOR_CACHE_DIR")

@@ -1,0 +1,1 @@
+"""The processes of a service: the server, the recorder and the trainer."""

@@ -1,0 +1,127 @@
+"""Updates the figures of prediction error in a thread of its own, and reports them through Redis.
+
+Nothing here delays the storing of measurements: neither a candidate that takes a minute to score, nor a registry that does not
+answer, nor an exception.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from tlp_service.measurements.recorder import Moved
+from tlp_service.measurements.stream import QUALITY
+from tlp_service.quality.windows import Quality
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which a report expires in Redis if no recorder renews it.
+_QUALITY_S = 3600
+#: Seconds between two reports.
+_REPORT_S = 5.0
+#: Maximum number of measurements that wait to be included in the figures; beyond it the oldest batches are dropped.
+_MAX_WAITING = 20_000
+#: Seconds that `Teller.close` waits for the thread.
+_END_S = 5.0
+
+
+class Teller:
+    """A thread that includes batches in the figures, and reports the figures every few seconds.
+
+    Its errors are logged and end nothing.
+
+    Parameters
+    ----------
+    client : Redis
+        Client of the server that gets the reports; closed by `close`.
+    quality : Quality
+        The figures. From now on only the thread uses them.
+    clock : callable
+        Returns seconds, as `time.monotonic` does.
+    """
+
+    def __init__(self, client: Any, quality: Quality, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._quality = quality
+        self._clock = clock
+        self._reported_s = float("-inf")
+        self._is_new = False
+        self._changed = threading.Condition()
+        # Guarded by `_changed`: batches that wait, the number of their measurements, the number of dropped ones, the end.
+        self._waiting: deque[Moved] = deque()
+        self._size = self._dropped = 0
+        self._is_ending = False
+        # A daemon thread, so that it does not keep the process alive if it hangs.
+        self._thread = threading.Thread(target=self._run, name="tlp-figures", daemon=True)
+        self._thread.start()
+
+    def take(self, moved: Moved) -> None:
+        """Queue a batch, which may be empty, and return at once."""
+        if not moved.records:
+            return
+        with self._changed:
+            self._waiting.append(moved)
+            self._size += len(moved.records)
+            while self._size > _MAX_WAITING and len(self._waiting) > 1:
+                count = len(self._waiting.popleft().records)
+                self._size -= count
+                self._dropped += count
+            self._changed.notify()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """End the thread and close the client; return whether the thread ended in time."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+        self._thread.join(_END_S if timeout_s is None else timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._client.close()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            moved, dropped, is_ending = self._next()
+            if is_ending:
+                return
+            if dropped:
+                log.warning(
+                    "prediction error leaves out %d measurements: more came than can be scored", dropped
+                )
+            try:
+                self._include(moved)
+            except (RedisError, OSError) as error:
+                log.warning("prediction error can't be reported: %s", error)
+            except Exception:
+                log.exception("prediction error can't be reported")
+
+    def _next(self) -> tuple[Moved | None, int, bool]:
+        """Wait for a batch or the next report; return the batch, the number of dropped measurements, and whether to end."""
+        with self._changed:
+            left_s = max(0.0, self._reported_s + _REPORT_S - self._clock()) if self._is_new else None
+            self._changed.wait_for(lambda: self._waiting or self._is_ending, left_s)
+            moved = self._waiting.popleft() if self._waiting else None
+            self._size -= len(moved.records) if moved is not None else 0
+            dropped, self._dropped = self._dropped, 0
+            return moved, dropped, self._is_ending
+
+    def _include(self, moved: Moved | None) -> None:
+        """Include a batch in the figures, and report them if a report is due."""
+        if moved is not None:
+            self._quality.take(moved.records, moved.times_s)
+            self._is_new = True
+        now_s = self._clock()
+        if not self._is_new or now_s - self._reported_s < _REPORT_S:
+            return
+        # Noted before reporting, so that a failed report is not tried again sooner than a successful one.
+        self._reported_s = now_s
+        document = self._quality.document(time.time())
+        self._client.set(QUALITY, msgspec.json.encode(document), ex=_QUALITY_S)
+        self._is_new = False

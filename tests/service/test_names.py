@@ -1,0 +1,69 @@
+"""Rules about names that keep the seams open."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tlp_service.api.answers import STATUS, status_of
+from tlp_service.errors import QueueFull, RequestFault
+from tlp_service.families import _OWN
+
+SERVICE = Path(__file__).resolve().parents[2] / "service" / "tlp_service"
+CLIENT = Path(__file__).resolve().parents[2] / "client" / "tlp_client"
+FAMILIES = {name for f in _OWN for name in (f.name, *f.earlier_names, *f.models)}
+
+
+def compared_in(source):
+    """Return the texts that a module compares something with, matches, or looks something up by."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        elif isinstance(node, ast.Subscript):
+            parts = [node.slice]
+        elif isinstance(node, ast.Dict):
+            parts = [key for key in node.keys if key is not None]
+        else:
+            continue
+        for part in parts:
+            found += [c.value for c in ast.walk(part) if isinstance(c, ast.Constant)]
+    return [text for text in found if isinstance(text, str)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x == 'published'",
+        "x in ('a', 'published')",
+        "y['published']",
+        "{'published': 1}",
+        "match x:\n case 'published': pass",
+    ],
+)
+def test_a_comparison_is_found(source):
+    assert "published" in compared_in(source)
+
+
+def test_no_code_outside_a_family_compares_its_name():
+    found = {}
+    for path in [*SERVICE.rglob("*.py"), *CLIENT.rglob("*.py")]:
+        if path.is_relative_to(SERVICE / "families" / "loopnest") or path.is_relative_to(
+            SERVICE / "families" / "published"
+        ):
+            continue
+        if names := FAMILIES.intersection(compared_in(path.read_text())):
+            found[path.name] = names
+    assert not found
+
+
+def test_every_fault_of_a_request_has_a_status():
+    def kinds(of):
+        for kind in of.__subclasses__():
+            yield kind
+            yield from kinds(kind)
+
+    assert set(kinds(RequestFault)) == set(STATUS)
+    assert status_of(type("Other", (QueueFull,), {})) == 429
