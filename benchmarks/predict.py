@@ -184,7 +184,7 @@ def measure(position, name, url, args):
 
 
 def bars(calls):
-    """Return the ratios that issue and README speak of, from medians of one run."""
+    """Return the ratios that docs/results.md shows, from medians of one run."""
     median = {name: seconds[0] for name, seconds in calls.items()}
     cold = median["(f) TLPRemoteModel, cold"]
     # The server serves `loopnest`.

@@ -69,7 +69,9 @@ class Metrics:
             "tlp_clients_waiting", "Clients that have candidates queued for scoring.", registry=registry
         )
         self.rate = Gauge(
-            "tlp_candidates_per_second", "Candidates that this server can score per second, as measured lately.", registry=registry
+            "tlp_candidates_per_second",
+            "Candidates that this server can score per second, as measured lately.",
+            registry=registry,
         )
 
     def _add_measurements(self, registry: CollectorRegistry) -> None:

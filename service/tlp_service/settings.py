@@ -68,15 +68,22 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(
         None, description="Key of the registry's routes; without it they are closed."
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Device that runs the network; with `cuda` the server does not start without a GPU.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description="Device that runs the network; with `cuda` the server does not start without a GPU.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="Scoring threads; 0: one per CPU that the process may use."
     )
     chunk: int = Field(
-        0, ge=0, le=65536, description="Maximum number of candidates scored at a time; 0: the number that a calibration at start finds fastest."
+        0,
+        ge=0,
+        le=65536,
+        description="Maximum number of candidates scored at a time; 0: the number that a calibration at start finds fastest.",
     )
     redis_url: SecretStr | None = Field(
-        None, description="Redis 6.2 or later, or Valkey, for the measurement stream; without it the server starts its own."
+        None,
+        description="Redis 6.2 or later, or Valkey, for the measurement stream; without it the server starts its own.",
     )
     data_dir: Path = Field(
         Path("tlp-data"), description="Folder of the embedded stream, the record store and the registry."
@@ -89,16 +96,28 @@ class Settings(BaseSettings):
         description="Whether the server starts the recorder, which moves measurements into the record store; "
         "default: only if the server starts its own Redis.",
     )
-    max_body_mib: int = Field(8, ge=1, description="Maximum size of a body in MiB, before and after decompression; beyond it the answer is 413.")
+    max_body_mib: int = Field(
+        8,
+        ge=1,
+        description="Maximum size of a body in MiB, before and after decompression; beyond it the answer is 413.",
+    )
     max_decoded_mib: int = Field(
         80,
         ge=1,
         description="Maximum estimated memory of a decoded body in MiB; beyond it the answer is 413.",
     )
-    max_candidates: int = Field(65536, ge=1, description="Maximum number of candidates or records in a request; beyond it the answer is 413.")
-    max_primitives: int = Field(16384, ge=1, description="Maximum number of distinct primitives of one task in a request.")
+    max_candidates: int = Field(
+        65536,
+        ge=1,
+        description="Maximum number of candidates or records in a request; beyond it the answer is 413.",
+    )
+    max_primitives: int = Field(
+        16384, ge=1, description="Maximum number of distinct primitives of one task in a request."
+    )
     max_waiting: int = Field(
-        262144, ge=1, description="Maximum number of candidates that wait to be scored; beyond it the answer is 429."
+        262144,
+        ge=1,
+        description="Maximum number of candidates that wait to be scored; beyond it the answer is 429.",
     )
     max_waiting_mib: int = Field(
         80,
@@ -106,7 +125,10 @@ class Settings(BaseSettings):
         description="Maximum memory in MiB of all requests, each from its first byte to its answer; beyond it the answer is 429.",
     )
     measurement_id_days: int = Field(
-        7, ge=1, le=3650, description="Days for which a measurement id is remembered; each id takes about 115 bytes of Redis memory."
+        7,
+        ge=1,
+        le=3650,
+        description="Days for which a measurement id is remembered; each id takes about 115 bytes of Redis memory.",
     )
 
     trainer: bool | None = Field(
@@ -118,7 +140,9 @@ class Settings(BaseSettings):
     train_records: int = Field(
         512, ge=1, description="New records of a platform after which the trainer makes a new version."
     )
-    train_s: float = Field(3600.0, gt=0, description="Seconds after which the trainer makes a version from fewer new records.")
+    train_s: float = Field(
+        3600.0, gt=0, description="Seconds after which the trainer makes a version from fewer new records."
+    )
 
     @field_validator("model", "registry", "admin_key", "records", "recorder", "trainer", mode="before")
     @classmethod

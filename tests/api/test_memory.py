@@ -11,7 +11,7 @@ from serving import start, until
 
 pytestmark = pytest.mark.slow
 
-#: Maximum MB of the server at the defaults, as the README states.
+#: Maximum MB of the server at the defaults, as docs/operate.md states.
 WORST_MB = 450
 #: MB that the server may keep: its caches, and fragmented memory of the interpreter.
 KEPT_MB = 130

@@ -53,6 +53,26 @@ def test_links_lead_to_files_and_headings(page):
             assert anchor in anchors(target.read_text()), f"{page.name}: {link}"
 
 
+#: Folders that paths in the pages may be relative to.
+FOLDERS = (
+    ROOT,
+    ROOT / "service",
+    ROOT / "client",
+    ROOT / "service" / "tlp_service",
+    ROOT / "client" / "tlp_client",
+)
+#: A path of this repository in the text; others, such as media types and folders of examples, begin otherwise.
+_PATH = re.compile(
+    r"`((?:[a-z_]+/)*[a-z_0-9]+\.py|(?:service|client|tests|benchmarks|scripts|docs)/[\w./-]*)`"
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page):
+    for path in _PATH.findall(page.read_text()):
+        assert any((folder / path).exists() for folder in FOLDERS), f"{page.name}: {path}"
+
+
 def anchors(text):
     """Return the anchors that GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
