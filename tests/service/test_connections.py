@@ -127,6 +127,7 @@ def status_of(answer: bytes) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["code"]
 
 
+@pytest.mark.slow
 def test_one_request_of_a_connection_at_a_time() -> None:
     async def test() -> None:
         async with serving() as served:

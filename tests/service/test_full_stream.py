@@ -82,6 +82,7 @@ def test_a_full_stream_is_emptied_and_takes_measurements_again(url, client, reco
     assert append(url, [later]) == 1
 
 
+@pytest.mark.slow
 def test_entries_that_are_no_records_do_not_keep_a_server_full(url, client, recorder, measured_lines):
     for entry in [Entry(f"bad{n}", "{", "w", "epyc", "") for n in range(3)]:
         append(url, [entry])

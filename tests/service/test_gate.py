@@ -35,6 +35,7 @@ def test_a_better_version_is_accepted_with_its_figures():
     assert verdict.reason.startswith(f"better: p pairs {pairs.candidate:.3f}, serving {pairs.serving:.3f} (+")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [20, 2, 1])
 def test_a_worse_one_is_not_and_two_tasks_are_enough_to_tell(tasks):
     verdict = judge(held_back(0.9, 0.3, tasks, candidates=48))

@@ -278,6 +278,7 @@ def test_other_groups_keep_what_they_have_not_read(client, store, recorder, meas
     client.xgroup_destroy(STREAM, "other")
 
 
+@pytest.mark.slow
 def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_lines, monkeypatch):
     monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     reader = subprocess.Popen(
