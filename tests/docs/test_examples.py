@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from doc_blocks import ROOT, Block, pages, read_blocks
 from serving import HANG_S, Server
+
 from tlp_service.records.platform_table import PlatformTable
 
 #: Pages whose commands are for the root of the repository, and write nothing there.
