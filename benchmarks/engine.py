@@ -29,12 +29,12 @@ from timing import median_and_range, seconds_of
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import index_primitives, request_of
-from tlp_service.engine.network import usable_cpus
-from tlp_service.engine.work import ScoringWork
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.families.published.plan import RowPlan
-from tlp_service.processes.server import start_engine
+from tlp_service.inference.network import usable_cpus
+from tlp_service.inference.work import ScoringWork
+from tlp_service.serving.engine import start_engine
 from tlp_service.settings import Settings, shipped_model
 from tlp_service.training.export import read_weights
 

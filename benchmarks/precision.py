@@ -24,9 +24,9 @@ from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.wire.predict import index_primitives
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.settings import shipped_model
 

@@ -224,7 +224,7 @@ def test_models(sandbox):
 
 def test_a_library_that_imports_the_package(sandbox):
     """Importing any module of the package sets the variable before that module can import ONNX Runtime."""
-    program = "import tlp_service.engine.network, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    program = "import tlp_service.inference.network, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
     found = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
     assert found.stdout == b"1\n"

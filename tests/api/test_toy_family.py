@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from serving import Server, request_of
 
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.plan import Plan, Run
-from tlp_service.engine.score_map import map_scores
 from tlp_service.errors import BadSettings, BadVersion
 from tlp_service.families import ENTRY_POINTS, _others, family_named, preset_named
 from tlp_service.families.family import Family
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.plan import Plan, Run
+from tlp_service.inference.score_map import map_scores
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import read_manifest
 from tlp_service.versions.registry import Registry

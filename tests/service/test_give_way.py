@@ -8,9 +8,10 @@ import pytest
 from models import write_linear_version
 from serving import HANG_S, at_once
 
-from tlp_service.api.service import Caller, Reading
-from tlp_service.processes.server import start_engine
+from tlp_service.api.service import Caller
 from tlp_service.scheduling.give_way import GiveWay
+from tlp_service.scheduling.reading import Reading
+from tlp_service.serving.engine import start_engine
 from tlp_service.settings import read_settings
 
 

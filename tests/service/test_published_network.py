@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from tlp_client.primitives import read_primitive
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.errors import BadVersion
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork, SelfAttention
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training import export
 from tlp_service.training.export import check_equal, export_onnx, read_weights
 from tlp_service.training.form import Sample

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from models import linear_score, write_linear_version
 
 from tlp_client.wire.predict import read_predict
-from tlp_service.engine import network
-from tlp_service.engine.network import OnnxNetwork, usable_cpus
-from tlp_service.engine.score_map import fit_score_map, map_scores
 from tlp_service.errors import BadSettings, BadVersion, InvalidBody, ScoringFailed
 from tlp_service.families.published.features import PUBLISHED
+from tlp_service.inference import network
+from tlp_service.inference.network import OnnxNetwork, usable_cpus
+from tlp_service.inference.score_map import fit_score_map, map_scores
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import ScoreMap

@@ -11,10 +11,10 @@ from tlp_client.errors import InvalidInput
 from tlp_client.logs import LOG_SUFFIXES, open_log
 from tlp_client.records import RecordParser
 from tlp_client.tasks import platform_kind
-from tlp_service.engine.score_map import map_scores
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.score_map import map_scores
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.training.export import read_weights

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.score_map import map_scores
 from tlp_service.errors import BadVersion
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.score_map import map_scores
 from tlp_service.scheduling.steps import Steps
 from tlp_service.versions.manifest import Network
 

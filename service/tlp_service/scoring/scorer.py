@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.network import Device, OnnxNetwork
-from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
 from tlp_service.families import family_named
 from tlp_service.families.family import Asked, Family
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.network import Device, OnnxNetwork
+from tlp_service.inference.work import ScoringWork
 from tlp_service.scheduling.steps import Steps, finished
 from tlp_service.versions.choice import choose_network
 from tlp_service.versions.manifest import Manifest, Network, read_manifest

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from tlp_client.primitives import MAX_STEPS, Primitive, too_many_steps
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
 from tlp_service.errors import BadVersion
 from tlp_service.families.family import Asked, Family
 from tlp_service.families.loopnest import features
 from tlp_service.families.loopnest.plan import NestPlan
 from tlp_service.families.loopnest.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.inference.inputs import Inputs
 from tlp_service.scheduling.steps import Steps
 from tlp_service.versions.manifest import Network
 

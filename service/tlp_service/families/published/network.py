@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training.form import CANDIDATES, KNOWN, NEW, PLACES, Form, Sample
 from tlp_service.training.network import ExportableNetwork, ScorePair, TrainableNetwork
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from tlp_service.engine.plan import Plan
 from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.inference.plan import Plan
 
 Device = Literal["cpu", "cuda"]
 
@@ -107,7 +107,7 @@ class OnnxNetwork:
     def score(
         self, encoded: Encoded, positions: npt.NDArray[np.int64], values: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Return the raw scores of the candidates of one run, see `tlp_service.engine.plan.Run`."""
+        """Return the raw scores of the candidates of one run, see `tlp_service.inference.plan.Run`."""
         binding = self._bind(self._no_rows, encoded, positions, values)
         binding.bind_output("raw_scores", "cpu")
         self._session.run_with_iobinding(binding)
