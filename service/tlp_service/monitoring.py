@@ -37,7 +37,7 @@ class Metrics:
         self.requests = Counter("tlp_requests", "Requests answered.", ["route", "status"], registry=registry)
         self.seconds = Histogram(
             "tlp_request_seconds",
-            "Time from request to answer.",
+            "Seconds from request to answer.",
             ["route"],
             registry=registry,
             buckets=_SECONDS,
@@ -52,7 +52,7 @@ class Metrics:
         )
         self.truncated = Counter(
             "tlp_candidates_truncated",
-            "Candidates longer than the network reads; their last primitives did not count.",
+            "Candidates with more primitives than the network reads; the last primitives did not count.",
             registry=registry,
         )
         self.cached = Counter(
@@ -62,14 +62,16 @@ class Metrics:
         )
         self.waiting = Gauge(
             "tlp_candidates_waiting",
-            "Candidates that wait for the processor; to encode their primitives counts as some more.",
+            "Work units queued for scoring: candidates plus the cost of encoding their primitives.",
             registry=registry,
         )
         self.clients = Gauge(
-            "tlp_clients_waiting", "Clients whose candidates wait for the processor.", registry=registry
+            "tlp_clients_waiting", "Clients that have candidates queued for scoring.", registry=registry
         )
         self.rate = Gauge(
-            "tlp_candidates_per_second", "Candidates a second that can be scored.", registry=registry
+            "tlp_candidates_per_second",
+            "Candidates that this server can score per second, as measured lately.",
+            registry=registry,
         )
 
     def _add_measurements(self, registry: CollectorRegistry) -> None:
@@ -87,7 +89,7 @@ class Metrics:
         )
         self.stream_length = Gauge(
             "tlp_measurement_stream_length",
-            "Records in the stream: those that wait for the recorder, or all where there is none.",
+            "Records in the stream: those that wait for the recorder, or all records if there is no recorder.",
             registry=registry,
         )
         self.writable = Gauge(
@@ -99,7 +101,7 @@ class Metrics:
     def _add_versions(self, registry: CollectorRegistry) -> None:
         self.model = Gauge(
             "tlp_model_loaded",
-            "1 for the version that is served, 0 for the others that are loaded.",
+            "1 for the version that serves, 0 for each other loaded version.",
             ["model", "version"],
             registry=registry,
         )

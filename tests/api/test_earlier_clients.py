@@ -9,7 +9,7 @@ from serving import start, until
 
 from tlp_service.versions.registry import Registry
 
-pytestmark = pytest.mark.parametrize("release", RELEASES, ids=IDS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("release", RELEASES, ids=IDS)]
 
 
 @pytest.fixture

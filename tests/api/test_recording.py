@@ -19,6 +19,8 @@ from tlp_service.measurements.stream import QUALITY, STREAM
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 
+pytestmark = pytest.mark.slow
+
 
 def measured(stages, speed):
     """Records of one task; the higher the stage the faster, where `speed` is 1."""

@@ -18,6 +18,8 @@ from tlp_service.versions.manifest import MAX_DOCUMENT_BYTES
 from tlp_service.versions.registry import Registry
 from tlp_service.versions.storage import ACTIVE
 
+pytestmark = pytest.mark.slow
+
 KEY = "s3cret-key"
 SLOW = 3600  # seconds, where only a hint or a wake can be in time
 

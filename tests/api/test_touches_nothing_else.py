@@ -44,9 +44,12 @@ def _can_trace() -> bool:
     return shutil.which("strace") is not None and subprocess.run(command, check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(
-    not _can_trace(), reason="there is no strace, or it may not look at processes (ptrace)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not _can_trace(), reason="there is no strace, or it may not look at processes (ptrace)"
+    ),
+]
 
 
 @dataclass

@@ -303,6 +303,7 @@ def test_a_log_that_grows_while_it_is_read_gives_its_whole_lines_and_the_rest_la
     assert import_logs([log], store, EPYC, processes=1)[1] == {"epyc": 0}
 
 
+@pytest.mark.slow
 def test_a_log_may_be_imported_at_any_moment_of_its_search(store, tmp_path):
     log = tmp_path / "log.json"
     contents = "".join(line(n) + "\n" for n in range(20))

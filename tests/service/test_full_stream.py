@@ -68,6 +68,7 @@ def test_a_full_stream_is_emptied_and_takes_measurements_again(url, client, reco
     assert append(url, entries_of(measured_lines[:1], prefix="later")) == [0]
 
 
+@pytest.mark.slow
 def test_entries_that_are_no_records_do_not_keep_a_server_full(url, client, recorder, measured_lines):
     append(url, entries_of(["{"] * 3, prefix="bad"))
     fill(url, measured_lines)

@@ -82,6 +82,7 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(recorder_module, "_WAIT_S", 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2000, 4])
 def test_others_are_stored_acknowledged_and_leave_the_stream(
     client, store, clock, begun, measured_lines, monkeypatch, caplog, batch
@@ -147,6 +148,7 @@ def test_two_recorders_of_one_name_store_what_either_can(client, store, begun, m
     assert stored(store) == {"good": 5, "bad": 5}
 
 
+@pytest.mark.slow
 def test_platforms_are_tried_again_one_by_one(client, store, clock, begun, measured_lines, monkeypatch):
     monkeypatch.setattr(recorder_module, "_BATCH", 3)
     recorder = begun()

@@ -18,6 +18,8 @@ from tlp_service.serving.versions import Versions
 from tlp_service.settings import read_settings, shipped_model
 from tlp_service.versions.registry import Registry
 
+pytestmark = pytest.mark.slow
+
 #: Seconds of processor time for a network that loops for ever; a good version needs less than one.
 MAX_CPU_S = 5
 

@@ -111,6 +111,7 @@ def test_a_record_that_cannot_be_a_row_keeps_no_other_from_the_store(
     assert stored(store) == once([*measured_lines[:3], *measured_lines[4:9]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["append", "_acknowledge", "_trim"])
 def test_what_was_not_finished_comes_again(url, client, store, measured_lines, monkeypatch, moment):
     """Killed before the store is written, before the acknowledgement, before the stream is cut."""
@@ -178,6 +179,7 @@ def test_what_was_cut_off_before_it_was_finished_is_told_and_the_rest_goes_on(
     assert client.xlen(STREAM) == 0
 
 
+@pytest.mark.slow
 def test_what_is_stored_leaves_the_server_whose_memory_stays_flat(url, client, recorder):
     """redis/redis #6941 and #7059: XACK deletes nothing, so what was done with stayed, and memory grew without end."""
     waiting, left, used = [], [], []
@@ -224,6 +226,7 @@ def test_other_groups_keep_what_they_have_not_read(client, store, recorder, meas
     client.xgroup_destroy(STREAM, "other")
 
 
+@pytest.mark.slow
 def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_lines, monkeypatch):
     monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     reader = subprocess.Popen(
@@ -339,6 +342,7 @@ assert stopping.wait(600) and stopping.is_set()
     assert subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_lines, monkeypatch):
     monkeypatch.setattr(store_module, "_MAX_PARTS", 4)
     written = []

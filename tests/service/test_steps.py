@@ -210,6 +210,7 @@ def measured_bodies(lines):
     return [("application/json", whole.encode()), ("application/x-ndjson", "\n".join(lines).encode())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [0, 1], ids=["JSON", "log"])
 @pytest.mark.parametrize("is_odd", [False, True], ids=["texts", "decoded as a whole"])
 def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_odd):

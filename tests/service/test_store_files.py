@@ -154,6 +154,7 @@ def test_a_file_that_cannot_be_cast_is_set_aside_and_named_in_one_line(store, me
     assert imported(store, measured_lines[:5]) == {"epyc": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["large strings", "one more", "no line", "a null", "two of a name"])
 def test_a_recorder_goes_on_over_a_store_that_was_rewritten(url, store, measured_lines, how):
     """The recorder stopped for ever at the 32nd batch, which compacts."""
@@ -311,6 +312,7 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
     assert names == {"records.parquet", f"{damaged.name}.damaged"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
     from tlp_service.families import preset_named

@@ -63,6 +63,7 @@ def test_a_damaged_file_is_passed_over_while_the_lock_is_held(store, measured_li
     assert "it is skipped, since it cannot be renamed: another process" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_recorder_says_that_it_waits_and_stops_when_told(tmp_path, store, held, measured_lines):
     with (
         embedded_redis(tmp_path / "redis") as url,

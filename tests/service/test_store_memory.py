@@ -20,6 +20,8 @@ from tlp_service.records.reader import stored_records
 from tlp_service.records.schema import REPEATED, SCHEMA
 from tlp_service.records.stored_file import MAX_STEP_BYTES, value_bytes
 
+pytestmark = pytest.mark.slow
+
 #: Megabytes by which a reading or importing process may grow: a few steps, and what the allocators keep.
 MAX_GROWTH_MB = 160
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 import redis
 from models import write_linear_version
 from serving import HANG_S, until
@@ -50,6 +51,7 @@ class Blocking(Quality):
         return super().document(time_s)
 
 
+@pytest.mark.slow
 def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
     url, client, tmp_path, scorer, caplog
 ):
@@ -121,6 +123,7 @@ def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog)
     assert teller.close(HANG_S)
 
 
+@pytest.mark.slow
 def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, client, tmp_path):
     version = write_linear_version(tmp_path / "version")
     environment = {

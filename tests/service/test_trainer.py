@@ -201,6 +201,7 @@ def test_a_verdict_of_a_trainer_whose_lease_is_lost_is_not_noted(
     trainer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["refused", "failed", "judged"])
 def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
     url, client, store, tmp_path, monkeypatch, measured_lines, state
@@ -317,6 +318,7 @@ def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, meas
     trainer.close()
 
 
+@pytest.mark.slow
 def test_notes_are_bounded(url, client, store, tmp_path, steps, monkeypatch, measured_lines):
     """Ten times the bound: the platforms with the most records stay."""
     monkeypatch.setattr(standings_module, "_MAX_PLATFORMS", 4)
@@ -362,6 +364,7 @@ def test_a_lease_falls_to_the_next_and_the_last_holder_knows(client):
     assert client.get(LEASE) is None
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_as_long_as_it_is_held(client):
     with leased(client, LEASE, seconds=9):
         before = client.pttl(LEASE)

@@ -22,7 +22,10 @@ from tlp_service.training.export import read_weights
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "ansor-logs"
 CANDIDATES = 20_000
 
-pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout"),
+]
 
 
 def sampled_candidates():
