@@ -14,9 +14,8 @@ import torch
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadVersion
-from tlp_service.families.loopnest import features
+from tlp_service.families.loopnest import EARLIER_NAMES, NAME, features
 from tlp_service.families.loopnest.encoder import NestEncoder
-from tlp_service.families.loopnest.family import LoopNest
 from tlp_service.families.loopnest.network import LoopNestNetwork, Pieces
 from tlp_service.families.loopnest.task import TASK_WIDTH, platform_column
 from tlp_service.ranking.ranking import rank_tasks
@@ -37,8 +36,8 @@ _A_TASKS_SAY = 128
 class LoopNestPreset(Preset):
     """Residual blocks over the loop nest, eight members."""
 
-    name = features = LoopNest.name
-    earlier_names = LoopNest.earlier_names
+    name = features = NAME
+    earlier_names = EARLIER_NAMES
     learns = True
     settings = FitSettings(
         loss="combined",

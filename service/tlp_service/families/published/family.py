@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tlp_client.wire.predict import PredictRequest
 from tlp_service.families.family import Asked, Family
+from tlp_service.families.published import MULTI_HEAD, NAME
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.plan import RowPlan
 from tlp_service.inference.inputs import Inputs
@@ -29,15 +30,15 @@ _PROBE_ROWS = 256
 class Published(Family):
     """Scores a candidate from its primitives, one row each."""
 
-    name = "published"
-    models = ("published", "published-mtl")
+    name = NAME
+    models = (NAME, MULTI_HEAD)
 
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
         """Compute one row per distinct primitive of a request."""
         found = []
         for one in asked:
-            yield _TASK_COST + _KEY_COST * len(one.request.workload_key)
-            found.append((yield from _inputs_of(one.network, one.request)))
+            yield _TASK_COST + _KEY_COST * len(one.schedules.workload_key)
+            found.append((yield from _inputs_of(one.network, one.schedules)))
         return found
 
     def probe(self, network: Network, candidates: int) -> Inputs:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from tlp_client.tasks import PlatformKind
+from tlp_service.families.published import MULTI_HEAD, NAME
 from tlp_service.families.published.encoder import HeadEncoder, PublishedEncoder
-from tlp_service.families.published.family import Published
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training.dataset import TrainingSet
@@ -25,7 +25,7 @@ from tlp_service.versions.manifest import Network
 class PublishedPreset(Preset):
     """TLP as its paper has it."""
 
-    name = features = Published.name
+    name = features = NAME
     settings = FitSettings()
 
     def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
@@ -50,7 +50,7 @@ class PublishedPreset(Preset):
 class MultiHeadPreset(PublishedPreset):
     """TLP with a head a platform; the version has one network a platform, as each is then served like `published`."""
 
-    name = "published-mtl"
+    name = MULTI_HEAD
     continues = False
 
     def encoder(self, kind: PlatformKind, known: Sequence[str] = ()) -> Encoder:
