@@ -10,16 +10,8 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import re
-import socket
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,46 +20,39 @@ from tvm import auto_scheduler
 from tvm.auto_scheduler.cost_model.cost_model import PythonBasedModel
 from tvm.auto_scheduler.measure import PythonBasedMeasureCallback
 
-from tlp_client.connection import Connection, Round
-from tlp_client.errors import BadAnswer, InvalidInput, Refused
-from tlp_client.fallback import LocalFallback
+from tlp_client.connection import Connection
+from tlp_client.dialects.ansor import Ansor
+from tlp_client.fallback import LocalFallback, LocalModel
 from tlp_client.outbox import Outbox
-from tlp_client.records import RecordParser, split_primitives
-from tlp_client.score_cache import ScoreCache
-from tlp_client.spool import Spool, find_folder
 from tlp_client.states import serialize_states
 from tlp_client.tasks import Task
-from tlp_client.wire.fields import read_name
-from tlp_client.wire.measurements import measurement_id
+from tlp_client.tuning_client import Counts, TuningClient
 
-log = logging.getLogger(__name__)
-
-#: Tasks whose rounds are remembered, far more than are tuned at a time; one that is forgotten begins another round.
-_MAX_ROUNDS = 4096
+__all__ = ["Counts", "SendMeasured", "TLPRemoteModel", "make_search_policies", "make_xgb_model"]
 
 
-@dataclass(slots=True)
-class Counts:
-    """What a model did so far.
+class AnsorTuner:
+    """Ansor's own objects for `TuningClient`: search tasks, states, measure inputs and results."""
 
-    Parameters
-    ----------
-    predicts, candidates : int
-        Predict calls that the service answered, and the candidates in them.
-    cached : int
-        Of these candidates, those whose scores were known already, or that stood twice in a call.
-    fallbacks, fallback_candidates : int
-        Predict calls that the service did not answer, and the candidates in them.
-    invalid : int
-        Candidates that the service called invalid; they got the lowest score.
-    """
+    dialect = Ansor.name
 
-    predicts: int = 0
-    candidates: int = 0
-    cached: int = 0
-    fallbacks: int = 0
-    fallback_candidates: int = 0
-    invalid: int = 0
+    def describe(self, task: auto_scheduler.SearchTask) -> Task:
+        """Return the task of a search task."""
+        return Task(task.workload_key, str(task.target))
+
+    def candidates(self, task: auto_scheduler.SearchTask, candidates: Sequence[Any]) -> list[str]:
+        """Return the record line of each state."""
+        return serialize_states(task, candidates)
+
+    def line(self, measured: auto_scheduler.MeasureInput, result: auto_scheduler.MeasureResult) -> str:
+        """Return the record line of a measurement."""
+        line: str = auto_scheduler.measure_record.dump_record_to_string(measured, result)
+        return line
+
+    def workload_key(self, measured: auto_scheduler.MeasureInput) -> str:
+        """Return the workload key of a measurement."""
+        key: str = measured.task.workload_key
+        return key
 
 
 class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
@@ -93,6 +78,13 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
     connection, outbox : Connection, Outbox or None
         For tests.
 
+    Attributes
+    ----------
+    counts : Counts
+        What the model did so far.
+    outbox : Outbox
+        Holds what the service has not acknowledged.
+
     Raises
     ------
     InvalidRequest
@@ -111,26 +103,24 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         outbox: Outbox | None = None,
     ) -> None:
         super().__init__()
-        worker = read_name(worker, "worker") or _worker_name()
-        self._connection = connection or Connection(
-            url, platform=platform, deadline_s=deadline_s, client=worker
+        self.client = TuningClient(
+            AnsorTuner(),
+            LocalFallback(make_xgb_model),
+            url,
+            platform,
+            worker=worker,
+            deadline_s=deadline_s,
+            outbox_dir=outbox_dir,
+            connection=connection,
+            outbox=outbox,
         )
-        self.outbox = outbox or _open_outbox(self._connection, worker, outbox_dir)
-        self.counts = Counts()
-        self._fallback = LocalFallback()
-        self._parser = RecordParser()
-        self._scores = ScoreCache()
-        self._unreported = 0  # cached candidates that the service has not heard of
-        self._lock = threading.Lock()
-        self._rounds: OrderedDict[str, Round] = OrderedDict()  # by workload key, the last used last
-        self._next_version: str | None = None  # that rounds begin with, after `load`
-        self._latest: tuple[str, str] | None = None
-        self._has_warned = False
+        self.counts = self.client.counts
+        self.outbox = self.client.outbox
 
     @property
     def version(self) -> str | None:
         """Model version of the latest scores, or of `load`; None before either."""
-        return self._latest[1] if self._latest else None
+        return self.client.version
 
     def predict(self, task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[float]:
         """Return one score a state, in order: finite, higher is faster, 0 only for an invalid state.
@@ -142,28 +132,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         states : sequence of State
             Candidates; an empty one costs no request.
         """
-        if len(states) == 0:
-            return []
-        with self._lock:
-            round_ = self._rounds.get(task.workload_key)
-            if round_ is None or round_.is_measured:
-                round_ = self._rounds[task.workload_key] = Round(self._next_version)
-            self._rounds.move_to_end(task.workload_key)
-            if len(self._rounds) > _MAX_ROUNDS:
-                self._rounds.popitem(last=False)
-        if not round_.fell_back:
-            try:
-                scores = self._predict_remotely(task, states, round_)
-            except Exception as error:  # noqa: BLE001  whatever happens here, the search goes on
-                round_.fell_back = True
-                self._warn(error)
-            else:
-                self._recover()
-                return scores
-        with self._lock:
-            self.counts.fallbacks += 1
-            self.counts.fallback_candidates += len(states)
-        return self._fallback.predict(task, states)
+        return self.client.predict(task, states)
 
     def predict_stages(
         self, task: auto_scheduler.SearchTask, states: Sequence[Any]
@@ -181,36 +150,11 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         inputs, results : sequence of MeasureInput, MeasureResult
             What was measured, failed runs included.
         """
-        if len(inputs) == 0:
-            return
-        self._fallback.learn(inputs, results)
-        try:
-            self.finish_round(inputs, results)
-        except Exception:  # as in predict, the search goes on
-            log.exception("%d measured records are not sent", len(inputs))
+        self.client.update(inputs, results)
 
     def finish_round(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Do what `update` does but for teaching the fallback; sent again by `update`, a record is kept once."""
-        letters: dict[str | None, list[tuple[str, str]]] = {}
-        for measured, result in zip(inputs, results, strict=True):
-            line = auto_scheduler.measure_record.dump_record_to_string(measured, result)
-            try:
-                record = self._parser.parse(line.strip())
-            except InvalidInput as error:
-                log.warning("a measured record is not sent: %s", error)
-                continue
-            round_ = self._rounds.get(record.task.workload_key)
-            version = round_.version if round_ else None
-            letter = (measurement_id(record, self._connection.platform), record.to_line())
-            letters.setdefault(version, []).append(letter)
-        for version, of_version in letters.items():
-            self.outbox.put(of_version, version)
-        with self._lock:
-            self._next_version = None
-            for measured in inputs:
-                # It stays: TVM tells of a round in several parts, and all were chosen by its version.
-                if (round_ := self._rounds.get(measured.task.workload_key)) is not None:
-                    round_.is_measured = True
+        self.client.finish_round(inputs, results)
 
     def update_from_file(self, file_name: str, n_lines: int | None = None) -> None:
         """Send the records of a tuning log, as ``XGBModel.update_from_file`` trains on them."""
@@ -219,9 +163,7 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
 
     def save(self, file_name: str) -> None:
         """Write which model and version score now; the model itself is the service's."""
-        model, version = self._latest or (None, None)
-        state = {"service": self._connection.url, "model": model, "version": version, **asdict(self.counts)}
-        Path(file_name).write_text(json.dumps(state, indent=2) + "\n")
+        self.client.save(file_name)
 
     def load(self, file_name: str) -> None:
         """Score with the version that `save` wrote, until the next `update`; if it is gone, by the one that serves.
@@ -233,81 +175,21 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         ValueError
             If `save` did not write it. A model that can't be loaded is never passed over.
         """
-        try:
-            state = json.loads(Path(file_name).read_text())
-            model, version = state["model"], state["version"]
-            if not (isinstance(model, str) and isinstance(version, str)) and (model, version) != (None, None):
-                raise TypeError("model and version are names")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{file_name} is no file of TLPRemoteModel.save: {error}") from None
-        with self._lock:
-            self._next_version = version
-            self._latest = (model, version) if version is not None else None
-            self._rounds.clear()
+        self.client.load(file_name)
 
-    def _predict_remotely(
-        self, task: auto_scheduler.SearchTask, states: Sequence[Any], round_: Round
-    ) -> list[float]:
-        lines = serialize_states(task, states)
-        distinct = dict.fromkeys(lines)
-        # Only an answer tells which version serves this round, so its first call asks for all.
-        version = round_.version if round_.is_answered else None
-        scores = self._scores.find(version, distinct) if version is not None else {}
-        asked = [line for line in distinct if line not in scores]
-        cached = len(lines) - len(asked)
-        with self._lock:
-            self._unreported += cached
-        if asked:
-            self._ask(task, asked, round_, scores)
-        if not any(scores.values()):
-            raise BadAnswer("no candidate could be scored: the service calls all of them invalid")
-        with self._lock:
-            self.counts.predicts += 1
-            self.counts.candidates += len(lines)
-            self.counts.cached += cached
-        return [scores[line] for line in lines]
 
-    def _ask(
-        self,
-        task: auto_scheduler.SearchTask,
-        lines: Sequence[str],
-        round_: Round,
-        scores: dict[str, float],
-    ) -> None:
-        """Add the scores of candidates to those that are known; 0 for one that is invalid."""
-        primitives, candidates = split_primitives(lines)
-        described = Task(task.workload_key, str(task.target))
-        with self._lock:
-            cached, self._unreported = self._unreported, 0
-        try:
-            answer = self._connection.predict(described, primitives, candidates, round_, cached)
-        except BaseException:
-            with self._lock:
-                self._unreported += cached
-            raise
-        valued = [0.0 if score is None else score for score in answer.scores]
-        self._scores.add(answer.version, lines, valued)
-        scores.update(zip(lines, valued, strict=True))
-        if answer.errors:
-            log.info("invalid candidates: %s", next(iter(answer.errors.values())))
-        with self._lock:
-            self._latest = (answer.model, answer.version)
-            self.counts.invalid += answer.scores.count(None)
+def make_xgb_model() -> LocalModel:
+    """Return Ansor's own XGBoost model.
 
-    def _warn(self, error: Exception) -> None:
-        with self._lock:
-            is_first, self._has_warned = not self._has_warned, True
-        if is_first:
-            remedy = f"; {error.remedy}" if isinstance(error, Refused) else ""
-            log.warning(
-                "the cost-model service does not score, falling back to local scores: %s%s", error, remedy
-            )
+    Raises
+    ------
+    ImportError
+        If xgboost does not import.
+    """
+    from tvm.auto_scheduler.cost_model import XGBModel
 
-    def _recover(self) -> None:
-        with self._lock:
-            had_warned, self._has_warned = self._has_warned, False
-        if had_warned:
-            log.info("the cost-model service scores again")
+    model: LocalModel = XGBModel(verbose_eval=0, num_warmup_sample=0)
+    return model
 
 
 class SendMeasured(PythonBasedMeasureCallback):  # type: ignore[misc]  # TVM is untyped
@@ -357,14 +239,3 @@ def make_search_policies(
         )
         for task in tasks
     ]
-
-
-def _open_outbox(connection: Connection, worker: str, named: str | os.PathLike[str] | None) -> Outbox:
-    folder = find_folder(named)
-    spool = Spool(folder, connection.url, connection.platform) if folder is not None else None
-    return Outbox(connection, worker, spool=spool)
-
-
-def _worker_name() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-") or "worker"
-    return f"{host[:100]}-{os.getpid()}"

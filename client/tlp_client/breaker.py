@@ -17,7 +17,7 @@ class CircuitBreaker:
     ----------
     failures : int
         Failures in a row that open it.
-    first_pause_s, longest_pause_s : float
+    first_pause_s, max_pause_s : float
         Pause after it opens, and the bound of its doubling.
     clock : callable
         Seconds, monotonic.
@@ -27,12 +27,12 @@ class CircuitBreaker:
         self,
         failures: int = 3,
         first_pause_s: float = 1.0,
-        longest_pause_s: float = 30.0,
+        max_pause_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._threshold = failures
         self._first_pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
+        self._max_pause_s = max_pause_s
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
@@ -61,6 +61,6 @@ class CircuitBreaker:
         with self._lock:
             self._failures += 1
             if self._failures > self._threshold:
-                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+                self._pause_s = min(2 * self._pause_s, self._max_pause_s)
             if self._failures >= self._threshold:
                 self._closed_again_at = self._clock() + self._pause_s

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tlp_client.breaker import CircuitBreaker
+from tlp_client.dialects.registry import find, stated_name
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Refused, ServiceError, Unreachable
 from tlp_client.tasks import Task
 from tlp_client.transport import HttpAnswer, HttpTransport, Transport
@@ -24,7 +25,8 @@ from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode
 
 log = logging.getLogger(__name__)
 
-_LONGEST_DEADLINE_S = 86_400
+#: Maximum seconds of a deadline, and of a pause that a server asks for.
+_MAX_DEADLINE_S = 86_400
 
 #: Characters of an error message that are kept, since it is logged.
 _MAX_MESSAGE = 1000
@@ -71,6 +73,8 @@ class Connection:
     platform : str or None
         Hardware that the candidates are for, e.g. ``v100``. Without it the target decides, which it can't
         where devices share one target.
+    dialect : str or None
+        Name of the dialect of the measurements; None for the default one. A task names its own.
     deadline_s : float
         Seconds that one predict may take, retry included.
     transport : Transport or None
@@ -85,7 +89,7 @@ class Connection:
     Raises
     ------
     InvalidRequest
-        If platform or client is no name that the wire format takes.
+        If platform or client is no name that the wire format takes, or there is no such dialect.
     ValueError
         If the URL or the deadline can't be one.
     """
@@ -95,6 +99,7 @@ class Connection:
         url: str,
         *,
         platform: str | None = None,
+        dialect: str | None = None,
         deadline_s: float = 10.0,
         transport: Transport | None = None,
         breaker: CircuitBreaker | None = None,
@@ -104,11 +109,10 @@ class Connection:
     ) -> None:
         self.url = url
         self.platform = read_name(platform, "platform")
+        self.dialect = find(dialect).name
         self._client = read_name(client, "client")
-        if not (isinstance(deadline_s, (int, float)) and 0 < deadline_s <= _LONGEST_DEADLINE_S):
-            raise ValueError(
-                f"deadline_s: seconds above 0, at most {_LONGEST_DEADLINE_S}, not {deadline_s!r}"
-            )
+        if not (isinstance(deadline_s, (int, float)) and 0 < deadline_s <= _MAX_DEADLINE_S):
+            raise ValueError(f"deadline_s: seconds above 0, at most {_MAX_DEADLINE_S}, not {deadline_s!r}")
         self._deadline_s = deadline_s
         self._transport = transport or HttpTransport(url)
         self._breaker = breaker or CircuitBreaker()
@@ -215,7 +219,13 @@ class Connection:
         ServiceError
             If not every record was acknowledged. Records that are sent again under the same ids are not counted twice.
         """
-        body = encode_measurements(lines, worker=worker, platform=self.platform, version=version)
+        body = encode_measurements(
+            lines,
+            worker=worker,
+            platform=self.platform,
+            version=version,
+            dialect=stated_name(self.dialect),
+        )
         answer = self._post("/v1/measurements", body, self._clock() + timeout_s)
         return decode_measurement_answer(answer.body, len(lines))
 
@@ -266,4 +276,4 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         seconds = float(headers["retry-after"])
     except (KeyError, ValueError):
         return None
-    return seconds if 0 <= seconds <= _LONGEST_DEADLINE_S else None
+    return seconds if 0 <= seconds <= _MAX_DEADLINE_S else None

@@ -32,11 +32,11 @@ class InvalidInput(TLPError, ValueError):
 
 
 class InvalidPrimitive(InvalidInput):
-    """A schedule primitive of an unknown kind, or with arguments its kind does not take."""
+    """A schedule primitive of a kind that its dialect lacks, or with arguments its kind does not take."""
 
 
 class InvalidRecord(InvalidInput):
-    """A tuning record that is not an Ansor record of a known version."""
+    """A tuning record that is not of its dialect, or not of a known version."""
 
 
 class InvalidRequest(InvalidInput):

@@ -23,8 +23,8 @@ from tlp_client.wire.fields import is_name
 
 log = logging.getLogger(__name__)
 
-#: ids of acknowledged records that are remembered
-_REMEMBERED_IDS = 65_536
+#: Maximum number of ids of acknowledged records that are remembered.
+_MAX_REMEMBERED_IDS = 65_536
 
 #: Requests in a row with the same first letter that get no answer, after which its letters are sent after all others.
 _MAX_UNANSWERED = 3
@@ -61,9 +61,9 @@ class Outbox:
         Most records held, and most bytes of their lines; beyond either the oldest are dropped, counted and reported.
     batch : int
         Records a request.
-    first_pause_s, longest_pause_s : float
+    first_pause_s, max_pause_s : float
         Pause after a failed try, and the bound of its doubling.
-    first_aside_s, longest_aside_s : float
+    first_aside_s, max_aside_s : float
         Time for which a letter is left out that gets no answer by itself, and the bound of its doubling.
     exit_wait_s : float
         Seconds that the end of the program waits for the last letters.
@@ -79,9 +79,9 @@ class Outbox:
         capacity_bytes: int = 256 * 2**20,
         batch: int = 512,
         first_pause_s: float = 0.5,
-        longest_pause_s: float = 30.0,
+        max_pause_s: float = 30.0,
         first_aside_s: float = 60.0,
-        longest_aside_s: float = 3600.0,
+        max_aside_s: float = 3600.0,
         exit_wait_s: float = 5.0,
     ) -> None:
         self._connection = connection
@@ -90,9 +90,9 @@ class Outbox:
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._first_pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
+        self._max_pause_s = max_pause_s
         self._first_aside_s = first_aside_s
-        self._longest_aside_s = longest_aside_s
+        self._max_aside_s = max_aside_s
         self._letters = LetterQueue(batch)
         self._unanswered = 0  # requests in a row
         self._aside_s = first_aside_s
@@ -224,11 +224,11 @@ class Outbox:
                     continue  # half of the batch may be small enough
                 self._hurry.wait(pause_s)
                 self._hurry.clear()
-                pause_s = min(2 * pause_s, self._longest_pause_s)
+                pause_s = min(2 * pause_s, self._max_pause_s)
             except Exception as error:  # the thread must outlive any surprise, or all later records are lost
                 log.exception("%d measurements wait", len(self._letters))
                 self._pass_over(batch, error)
-                self._hurry.wait(self._longest_pause_s)
+                self._hurry.wait(self._max_pause_s)
                 self._hurry.clear()
 
     def _has_work(self) -> bool:
@@ -289,7 +289,7 @@ class Outbox:
                 return
             self._letters.set_aside(batch[0])
             self._recall_at = time.monotonic() + self._aside_s
-            pause_s, self._aside_s = self._aside_s, min(2 * self._aside_s, self._longest_aside_s)
+            pause_s, self._aside_s = self._aside_s, min(2 * self._aside_s, self._max_aside_s)
         log.warning(
             "a measurement alone in its request gets no answer, others do; it is tried again in %.0f s: %s",
             pause_s,
@@ -331,7 +331,7 @@ class Outbox:
         with self._changed:
             gone = self._letters.remove(batch)  # some may have been dropped meanwhile
             self._gone_ids.update(dict.fromkeys(gone))
-            while len(self._gone_ids) > _REMEMBERED_IDS:
+            while len(self._gone_ids) > _MAX_REMEMBERED_IDS:
                 self._gone_ids.popitem(last=False)
             if self._spool is not None:
                 self._spool.remove(gone)

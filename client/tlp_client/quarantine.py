@@ -5,6 +5,8 @@ The file is ``quarantine-ADDRESS.jsonl`` in the folder of the outbox. No outbox 
 
     jq -r .line quarantine-*.jsonl | curl -H 'Content-Type: application/x-ndjson' --data-binary @- \
         'http://cost-model:8000/v1/measurements?worker=host-7&platform=epyc-9004-2c'
+
+Of a dialect other than the default one each line has ``dialect``, which the query must state as well.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ class Quarantine:
     folder : Path
         Folder of the outbox.
     address : str
-        Digest of the service and the platform that the letters are for.
+        Digest of the service, platform and dialect that the letters are for.
+    dialect : str or None
+        Dialect of the letters; None for the default one, which is not stated.
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, dialect: str | None = None) -> None:
         # The name must not begin with the address: outboxes of all releases adopt the files that do.
         self.path = folder / f"quarantine-{address}.jsonl"
+        self._dialect = dialect
 
     def add(self, entries: Iterable[Mapping[str, object]]) -> None:
         """Append entries with the current time.
@@ -48,10 +53,11 @@ class Quarantine:
         OSError
             If an entry cannot be written; earlier ones may have been.
         """
+        stated = {} if self._dialect is None else {"dialect": self._dialect}
         time_ = datetime.now(timezone.utc).isoformat(timespec="seconds")
         for entry in entries:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._append(json.dumps({**entry, "time": time_}).encode() + b"\n")
+            self._append(json.dumps({**entry, **stated, "time": time_}).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
         for _ in range(_MAX_TRIES):

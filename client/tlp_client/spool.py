@@ -1,7 +1,7 @@
 """Letters of an outbox on disk, for the next process if this one is killed.
 
-A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service and the platform that the letters are
-for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
+A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service, platform and dialect that the letters
+are for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
 it as long as it lives; a file without a lock is adopted by the next process that sends to the same address. Lines of it that
 cannot be read go to the quarantine (`tlp_client.quarantine`).
 
@@ -82,13 +82,15 @@ class Spool:
         Of the service.
     platform : str or None
         That the letters are for. It is part of the address because requests state it and ids are made with it.
+    dialect : str or None
+        Dialect of the letters; None for the default one. It is part of the address for the same reasons.
     """
 
-    def __init__(self, folder: Path, url: str, platform: str | None) -> None:
+    def __init__(self, folder: Path, url: str, platform: str | None, dialect: str | None = None) -> None:
         self.folder = folder
-        address = f"{url.rstrip('/')}\n{platform}".encode()
-        self._address = hashlib.sha256(address).hexdigest()[:16]  # a URL may hold a password
-        self.quarantine = Quarantine(folder, self._address)
+        address = "\n".join([url.rstrip("/"), str(platform), *([] if dialect is None else [dialect])])
+        self._address = hashlib.sha256(address.encode()).hexdigest()[:16]  # a URL may hold a password
+        self.quarantine = Quarantine(folder, self._address, dialect)
         self._file: LockedFile | None = None
         self._sizes: dict[str, int] = {}  # of the lines that are needed, by id
         self._needed_bytes = 0
@@ -100,12 +102,12 @@ class Spool:
         """Letters that are on disk and not gone."""
         return len(self._sizes)
 
-    def adopt(self, most_bytes: int) -> list[Letter]:
+    def adopt(self, max_bytes: int) -> list[Letter]:
         """Take over what dead processes left for this address, and return it, oldest file first.
 
         Parameters
         ----------
-        most_bytes : int
+        max_bytes : int
             Once half of it is taken, further files are left to the next process, so that nothing has to be dropped.
         """
         taken: list[LockedFile] = []
@@ -113,14 +115,14 @@ class Spool:
         damaged: list[bytes] = []
         try:
             for path in self._abandoned():
-                if sum(file.size for file in taken) > most_bytes // 2:
+                if sum(file.size for file in taken) > max_bytes // 2:
                     break
                 file = LockedFile.take(path)
-                if file is not None and file.size > _MAX_FILE_RATIO * most_bytes:
+                if file is not None and file.size > _MAX_FILE_RATIO * max_bytes:
                     log.warning(
                         "%s: expected at most %d bytes of measurements that wait, got %d; it is left alone, remove it",
                         path,
-                        _MAX_FILE_RATIO * most_bytes,
+                        _MAX_FILE_RATIO * max_bytes,
                         file.size,
                     )
                     file.close()

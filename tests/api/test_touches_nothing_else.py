@@ -197,7 +197,7 @@ def test_a_training(sandbox, logs):
     sandbox.run(
         "train", "--records", logs, "--platform", "epyc", "--out", sandbox.data / "out", "--epochs", 1
     )
-    assert list((sandbox.data / "out").glob("base-*/manifest.json"))
+    assert list((sandbox.data / "out").glob("loopnest-*/manifest.json"))
 
 
 def test_records_evaluation_and_its_plot(sandbox, logs):

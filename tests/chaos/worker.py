@@ -23,7 +23,7 @@ STEPS = ['["CI", 1]', '["SP", 2, 0, 256, [16, 4, 1], 1]', '["AN", 2, 3, 2]']
 def main(url, records, folder, name, seconds):
     letters = [tuple(json.loads(line)) for line in Path(records).read_text().splitlines()]
     connection = Connection(url, platform="epyc", client=name, deadline_s=10.0)
-    outbox = Outbox(connection, name, spool=Spool(Path(folder), url, "epyc"), longest_pause_s=1.0)
+    outbox = Outbox(connection, name, spool=Spool(Path(folder), url, "epyc"), max_pause_s=1.0)
     told = {"answered": 0, "fell_back": 0, "slowest_put_s": 0.0}
     waiting = letters
     pause_s = float(seconds) * BATCH / len(letters)

@@ -10,7 +10,7 @@ class Clock:
 
 
 def opened(clock):
-    breaker = CircuitBreaker(failures=3, first_pause_s=1, longest_pause_s=4, clock=clock)
+    breaker = CircuitBreaker(failures=3, first_pause_s=1, max_pause_s=4, clock=clock)
     for _ in range(3):
         assert breaker.allows()
         breaker.failed()

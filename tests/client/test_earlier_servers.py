@@ -96,7 +96,7 @@ def serving(stub):
 def outbox_of(url, folder, connection=None):
     spool = Spool(folder, OUTBOX_URL, PLATFORM)
     connection = connection or Connection(url, platform=PLATFORM, sleep=lambda seconds: None)
-    pauses = {"first_pause_s": 0.001, "longest_pause_s": 0.002, "exit_wait_s": 0}
+    pauses = {"first_pause_s": 0.001, "max_pause_s": 0.002, "exit_wait_s": 0}
     return Outbox(connection, "heir", spool=spool, **pauses)
 
 

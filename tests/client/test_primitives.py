@@ -2,20 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_client.errors import InvalidPrimitive
-from tlp_client.primitives import (
+from tlp_client.dialects.ansor.primitives import (
     ARGUMENTS,
     MAX_ENTRIES,
     MAX_LENGTHS,
-    MAX_SIZES,
     MAX_SOURCES,
-    MAX_STEPS,
     MAX_TEXT,
-    Primitive,
-    check_candidate,
-    read_primitive,
     sizes_of,
 )
+from tlp_client.errors import InvalidPrimitive
+from tlp_client.primitives import MAX_SIZES, MAX_STEPS, Primitive, check_candidate, read_primitive
 
 ONE_OF_EACH = [
     ["AN", 3, 21, 2],

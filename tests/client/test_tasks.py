@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from tlp_client.dialects.ansor.tasks import read_task
 from tlp_client.errors import InvalidRecord
-from tlp_client.tasks import Task, canonical_workload_key, platform_kind, read_task, target_names
+from tlp_client.tasks import Task, canonical_workload_key, platform_kind, target_names
 
 HARDWARE = [8, 64, 64, 0, 0, 0, 0, 0]
 FULL = ['["w", 1]', "llvm -keys=cpu", HARDWARE, "llvm", 2, ["a"]]

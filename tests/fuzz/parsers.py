@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 from mutations import damaged_bytes, damaged_json, damaged_tree
 
+from tlp_client.dialects.ansor.tasks import read_task
 from tlp_client.errors import BadAnswer, InvalidInput
 from tlp_client.locked_file import LockedFile
 from tlp_client.logs import LogReader
 from tlp_client.primitives import read_primitive
 from tlp_client.records import RecordParser, split_primitives
 from tlp_client.spool import _read_letters
-from tlp_client.tasks import platform_kind, read_task
+from tlp_client.tasks import platform_kind
 from tlp_client.wire.measurements import check_measured, decode_measurement_answer, read_measurements
 from tlp_client.wire.predict import decode_predict_answer, read_predict
 from tlp_service.api.body import _Inflater, decode_json

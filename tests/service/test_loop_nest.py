@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_client.primitives import ARGUMENTS, INT, INTS, Primitive, read_primitive
+from tlp_client.dialects.ansor.primitives import ARGUMENTS, INT, INTS
+from tlp_client.primitives import Primitive, read_primitive
 from tlp_service.families.loopnest import loop_nest
 from tlp_service.families.loopnest.loop_nest import SIZES, UNROLL, replay
 

@@ -7,8 +7,9 @@ with zeros. CPU order: CI RE AN RF CHW SP CR CA FU FSP PR. GPU order: AN CHR CHW
 import numpy as np
 import pytest
 
+from tlp_client.dialects.ansor.primitives import ARGUMENTS
 from tlp_client.errors import InvalidPrimitive
-from tlp_client.primitives import ARGUMENTS, read_primitive
+from tlp_client.primitives import read_primitive
 from tlp_service.families.published.features import PUBLISHED
 
 CPU = {

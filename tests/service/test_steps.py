@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from models import write_linear_version
 from serving import HANG_S, at_once
 
+from tlp_client.dialects.registry import DEFAULT
 from tlp_client.errors import InvalidRequest
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import measured_body, tuning_log
@@ -24,8 +24,7 @@ from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.scheduling.reading import SLICE, Reading
 from tlp_service.scheduling.steps import advance, finished
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.serving.engine import start_engine
-from tlp_service.settings import read_settings, shipped_model
+from tlp_service.settings import shipped_model
 
 
 def reservation() -> Reservation:
@@ -142,13 +141,6 @@ def test_a_deadline_that_passes_while_a_body_is_read_ends_that():
     assert gate.made == 1
 
 
-@pytest.fixture
-def engine(tmp_path):
-    engine = start_engine(read_settings(model=write_linear_version(tmp_path / "version"), data_dir=tmp_path))
-    yield engine
-    engine.close()
-
-
 def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
     """A body of 16 kB blocked it for two seconds. A reader does everything beyond a few milliseconds."""
     threads = []
@@ -236,14 +228,14 @@ def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_o
     steps = prepare_in_steps(memory, 65536, manifest, kind, whole, query)
     read, costs = [], []
     while True:
-        made_before = measured_body._lines.parser.made_bytes
+        made_before = measured_body._lines_of(DEFAULT).parser.made_bytes
         try:
             costs.append(next(steps))
         except StopIteration as end:
             prepared = end.value
             break
         assert decoding._held == 0
-        read.append(measured_body._lines.parser.made_bytes - made_before)
+        read.append(measured_body._lines_of(DEFAULT).parser.made_bytes - made_before)
     assert [entry.record for entry in prepared.entries] == lines[: 150 - is_odd]
     assert [position for position, _ in prepared.errors] == [149][:is_odd]
     assert memory._bytes >= sum(map(len, lines[:130]))

@@ -20,12 +20,6 @@ from tlp_service.quality import telling
 from tlp_service.quality.telling import Teller
 from tlp_service.quality.windows import Quality
 from tlp_service.records.store import RecordStore
-from tlp_service.scoring.scorer import Scorer
-
-
-@pytest.fixture(scope="module")
-def scorer(tmp_path_factory):
-    return Scorer(write_linear_version(tmp_path_factory.mktemp("version") / "v"))
 
 
 def entry(n):

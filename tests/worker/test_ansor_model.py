@@ -11,8 +11,8 @@ from operators import OPERATORS
 from serving import start
 from tvm import auto_scheduler
 
-from tlp_client import ansor, fallback
-from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_search_policies
+from tlp_client import fallback, tuning_client
+from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_search_policies, make_xgb_model
 from tlp_client.fallback import LocalFallback
 from tlp_client.records import RecordParser
 from tlp_client.states import serialize_states
@@ -388,7 +388,7 @@ def test_sampled_states_of_every_operator_parse_and_score(server):
 
 def test_a_long_tuning_run_remembers_a_bounded_number_of_rounds(monkeypatch, server, small_task):
     """A worker that tunes thousands of tasks one after the other kept a round of each."""
-    monkeypatch.setattr(ansor, "_MAX_ROUNDS", 3)
+    monkeypatch.setattr(tuning_client, "_MAX_ROUNDS", 3)
     model = model_over(Recording(server.url))
 
     class Task:
@@ -400,13 +400,13 @@ def test_a_long_tuning_run_remembers_a_bounded_number_of_rounds(monkeypatch, ser
     for number in range(30):
         model.predict(Task(number), [None])  # is no state, so the fallback scores it, in a round all the same
         model.predict(Task(0), [None])
-    assert list(model._rounds) == ['["task", 28]', '["task", 29]', '["task", 0]']
+    assert list(model.client._rounds) == ['["task", 28]', '["task", 29]', '["task", 0]']
 
 
 def test_the_fallback_keeps_a_bounded_number_of_measurements(monkeypatch, task, states):
     """Its XGBoost model keeps all that it was ever taught, and trains on it anew each time."""
-    monkeypatch.setattr(fallback, "_REMEMBERED", 80)
-    local = LocalFallback()
+    monkeypatch.setattr(fallback, "_MAX_REMEMBERED", 80)
+    local = LocalFallback(make_xgb_model)
     local._measured = deque(maxlen=80)
     inputs, results = pairs(task, states[:8])
     most = 0

@@ -15,7 +15,7 @@ from serving import HANG_S, SERVICE_PYTHON, Server, start
 from test_ansor_model import assert_scores, pairs
 from tvm import auto_scheduler
 
-from tlp_client.ansor import SendMeasured, TLPRemoteModel
+from tlp_client.ansor import SendMeasured, TLPRemoteModel, make_xgb_model
 from tlp_client.breaker import CircuitBreaker
 from tlp_client.connection import Connection
 from tlp_client.errors import Unreachable
@@ -206,7 +206,7 @@ def test_after_a_fallback_the_round_stays_with_it_and_the_next_asks_again(task, 
 
 
 def test_the_fallback_is_ansors_own_model_once_enough_is_measured(task, states):
-    fallback = LocalFallback()
+    fallback = LocalFallback(make_xgb_model)
     inputs, results = pairs(task, states[:256])
     fallback.learn(inputs, results)
     scores = fallback.predict(task, states[256:])
@@ -217,7 +217,7 @@ def test_the_fallback_is_ansors_own_model_once_enough_is_measured(task, states):
 
 
 def test_the_fallback_learns_what_comes_later(task, states):
-    fallback = LocalFallback()
+    fallback = LocalFallback(make_xgb_model)
     inputs, results = pairs(task, states[:128])
     fallback.learn(inputs[:64], results[:64])
     fallback.predict(task, states[:4])
@@ -233,7 +233,7 @@ def test_without_xgboost_the_fallback_is_random_and_says_so(task, states, monkey
 
     monkeypatch.setitem(sys.modules, "xgboost", None)
     monkeypatch.setattr(xgb_model, "xgb", None)
-    fallback = LocalFallback()
+    fallback = LocalFallback(make_xgb_model)
     fallback.learn(*pairs(task, states[:100]))
     scores = fallback.predict(task, states[:50])
     assert_scores(scores, 50)
@@ -266,7 +266,7 @@ def test_kill_9_in_the_middle_of_a_tuning_run(tmp_path, small_task, caplog):
     connection = Connection(
         servers[0].url,
         platform="epyc-9004-2c",
-        breaker=CircuitBreaker(first_pause_s=0.05, longest_pause_s=0.1),
+        breaker=CircuitBreaker(first_pause_s=0.05, max_pause_s=0.1),
     )
     model = TLPRemoteModel(servers[0].url, connection=connection)
     seen = []

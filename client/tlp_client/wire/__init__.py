@@ -22,6 +22,10 @@ A measurement request holds records with ids that the client made, and who measu
 
 and its answer is ``{"format": 1, "accepted": 1, "duplicates": 0, "rejected": []}``.
 
+Candidates and records of a tuner other than Ansor state their dialect (`tlp_client.dialects`): ``"dialect"`` in ``task`` of a predict
+request, and beside ``worker`` in a measurement request, for all of its records. Without it they are Ansor's. A server that does not know
+the dialect answers 422 ``unsupported`` with the names of those that it knows.
+
 With ``"on_invalid": "reject"`` (the default) one bad candidate or record refuses the request with 422;
 with ``"report"`` it is answered by itself and the others are kept.
 
@@ -33,6 +37,7 @@ Clients and servers of different releases work together by these rules:
   of the request.
 - Any release may add fields to answers. Clients ignore fields that they do not know.
 - New fields of requests are optional. A client sends one only if it knows that the server supports it, or sends the request
-  again without it after 422 ``unknown_field`` or, from earlier servers, ``invalid``. No measurement depends on such a field.
+  again without it after 422 ``unknown_field`` or, from earlier servers, ``invalid``. No measurement depends on such a field, except one that is not Ansor's on ``dialect``: it waits for a server that
+  knows the field.
 - A client treats an unknown code by its status.
 """

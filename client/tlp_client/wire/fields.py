@@ -103,10 +103,12 @@ def read_object(value: object, where: str, allowed: tuple[str, ...]) -> dict[str
     return value
 
 
-def read_text(value: object, where: str, longest: int) -> str:
-    """Return a string that is not blank and of at most `longest` characters."""
-    if not isinstance(value, str) or not is_text(value) or not value.strip() or len(value) > longest:
-        raise InvalidRequest(f"{where}: a string of 1 to {longest} characters is needed, not {shown(value)}")
+def read_text(value: object, where: str, max_length: int) -> str:
+    """Return a string that is not blank and of at most `max_length` characters."""
+    if not isinstance(value, str) or not is_text(value) or not value.strip() or len(value) > max_length:
+        raise InvalidRequest(
+            f"{where}: a string of 1 to {max_length} characters is needed, not {shown(value)}"
+        )
     return value
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tlp_client.dialects.registry import DEFAULT, read_dialect, stated_name
 from tlp_client.errors import BadAnswer, InvalidInput, InvalidRequest, UnknownField, shown
 from tlp_client.records import Record, read_record
 from tlp_client.wire.fields import (
@@ -40,6 +41,7 @@ class MeasurementRequest:
     report_invalid: bool
     measurements: list[Measurement]
     errors: list[tuple[int, str]] = field(default_factory=list)
+    dialect: str = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,20 @@ def measurement_id(record: Record, platform: str | None) -> str:
     """Return an id made of the contents of a record and its platform.
 
     However a record reaches the service, and however often, it is kept once: costs and time stamp tell two runs of one
-    candidate apart.
+    candidate apart. The ids of two dialects differ even where their lines are equal.
     """
-    return "sha256:" + hashlib.sha256(f"{platform}\n{record.to_line()}".encode()).hexdigest()
+    stated = stated_name(record.task.dialect)
+    parts = [str(platform), *([] if stated is None else [stated]), record.to_line()]
+    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def encode_measurements(
-    lines: Iterable[tuple[str, str]], *, worker: str, platform: str | None = None, version: str | None = None
+    lines: Iterable[tuple[str, str]],
+    *,
+    worker: str,
+    platform: str | None = None,
+    version: str | None = None,
+    dialect: str | None = None,
 ) -> bytes:
     """Return the body of a measurement request.
 
@@ -79,12 +88,15 @@ def encode_measurements(
     ----------
     lines : iterable of (str, str)
         Id and record line of each measurement.
+    dialect : str or None
+        Dialect of all records; None for the default one, which is not stated.
     """
     head = {
         "format": FORMAT,
         "worker": worker,
         "platform": platform,
         "version": version,
+        **({} if dialect is None else {"dialect": dialect}),
         "on_invalid": "report",
     }
     records = ",".join(f'{{"id": {json.dumps(id_)}, "record": {line.strip()}}}' for id_, line in lines)
@@ -115,7 +127,9 @@ def decode_measurement_answer(body: bytes, records: int) -> MeasurementAnswer:
     return MeasurementAnswer(accepted, duplicates, errors)
 
 
-def read_measurements(document: object, read: Callable[[Any], Record] = read_record) -> MeasurementRequest:
+def read_measurements(
+    document: object, read: Callable[[Any, str], Record] = read_record
+) -> MeasurementRequest:
     """Check a measurement request that a JSON parser has read.
 
     Parameters
@@ -123,7 +137,7 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
     document : object
         What the parser made of it.
     read : callable
-        Returns the record of an entry, or raises `InvalidInput`; for records that are still text.
+        Returns the record of an entry, given that and the dialect, or raises `InvalidInput`; for records that are still text.
 
     Raises
     ------
@@ -141,6 +155,7 @@ def read_measurements(document: object, read: Callable[[Any], Record] = read_rec
         report_invalid=reader.report_invalid,
         measurements=measurements,
         errors=reader.errors,
+        dialect=reader.dialect,
     )
 
 
@@ -152,7 +167,7 @@ class MeasurementReader:
     document : object
         What a JSON parser made of the request. The entries need not have been decoded yet.
     read : callable
-        Returns the record of an entry, or raises `InvalidInput`.
+        Returns the record of an entry, given that and the dialect, or raises `InvalidInput`.
 
     Attributes
     ----------
@@ -167,8 +182,8 @@ class MeasurementReader:
         If a field beside the entries breaks the wire format, or there are no entries.
     """
 
-    def __init__(self, document: object, read: Callable[[Any], Record] = read_record) -> None:
-        allowed = ("format", "worker", "platform", "version", "on_invalid", "records")
+    def __init__(self, document: object, read: Callable[[Any, str], Record] = read_record) -> None:
+        allowed = ("format", "worker", "platform", "version", "dialect", "on_invalid", "records")
         fields = read_head(document, allowed)
         self.report_invalid = read_on_invalid(fields)
         worker = read_name(fields.get("worker"), "worker")
@@ -181,6 +196,8 @@ class MeasurementReader:
         self.worker = worker
         self.platform = read_name(fields.get("platform"), "platform")
         self.version = read_name(fields.get("version"), "version")
+        # One for all records, as worker and version are: one tuner has measured them.
+        self.dialect = read_dialect(fields.get("dialect"), "dialect")
         self._read = read
         self._position = 0
         self.errors: list[tuple[int, str]] = []
@@ -199,7 +216,7 @@ class MeasurementReader:
             position = self._position
             self._position += 1
             try:
-                measurement = _read_measurement(entry, position, self._read)
+                measurement = self._read_measurement(entry, position)
                 used = self._first_use.setdefault(measurement.id, position)
                 if used != position:
                     raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
@@ -216,15 +233,14 @@ class MeasurementReader:
         if self.errors and not self.report_invalid:
             raise InvalidRequest(self.errors[0][1])
 
-
-def _read_measurement(entry: object, position: int, read: Callable[[Any], Record]) -> Measurement:
-    fields = read_object(entry, "the entry", ("id", "record"))
-    id_ = read_name(fields.get("id"), "id")
-    if id_ is None:
-        raise InvalidRequest("an id is needed, made by the client")
-    record = read(fields.get("record"))
-    check_measured(record)
-    return Measurement(id_, record, position)
+    def _read_measurement(self, entry: object, position: int) -> Measurement:
+        fields = read_object(entry, "the entry", ("id", "record"))
+        id_ = read_name(fields.get("id"), "id")
+        if id_ is None:
+            raise InvalidRequest("an id is needed, made by the client")
+        record = self._read(fields.get("record"), self.dialect)
+        check_measured(record)
+        return Measurement(id_, record, position)
 
 
 def check_measured(record: Record) -> None:

@@ -12,18 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.dialects.dialect import Dialect
+from tlp_client.dialects.registry import DEFAULT, find, read_dialect, stated_name
 from tlp_client.errors import BadAnswer, InvalidPrimitive, InvalidRequest, is_text, shown
-from tlp_client.primitives import (
-    MAX_SIZES,
-    MAX_SIZES_OF_STEP,
-    MAX_STEPS,
-    Primitive,
-    read_primitive,
-    sizes_of,
-    too_many_sizes,
-    too_many_steps,
-)
-from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task
+from tlp_client.primitives import Primitive, too_many_sizes, too_many_steps
+from tlp_client.tasks import MAX_TARGET, MAX_WORKLOAD_KEY, Task
 from tlp_client.wire.fields import (
     FORMAT,
     decode_answer,
@@ -64,6 +57,8 @@ class PredictRequest:
         Position of an invalid candidate -> what is wrong with it.
     validity : bool
         Whether the answer shall tell how likely each candidate is to build and run.
+    dialect : str
+        Name of the dialect of the primitives.
     """
 
     workload_key: str
@@ -76,6 +71,7 @@ class PredictRequest:
     lengths: npt.NDArray[np.int64]
     errors: dict[int, str] = field(default_factory=dict)
     validity: bool = False
+    dialect: str = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +110,7 @@ def request_of(
         primitives=primitives,
         indices=indices,
         lengths=lengths,
+        dialect=task.dialect,
     )
 
 
@@ -134,9 +131,12 @@ def encode_predict(
     candidates : sequence of sequences of int
         Indices into `primitives`.
     """
+    described = {"workload_key": task.workload_key, "target": task.target, "platform": platform}
+    if (dialect := stated_name(task.dialect)) is not None:
+        described["dialect"] = dialect
     head: dict[str, Any] = {
         "format": FORMAT,
-        "task": {"workload_key": task.workload_key, "target": task.target, "platform": platform},
+        "task": described,
         "version": version,
         "on_invalid": "report",
     }
@@ -182,9 +182,10 @@ def read_predict(document: object) -> PredictRequest:
     fields = read_head(
         document, ("format", "task", "version", "on_invalid", "validity", "primitives", "candidates")
     )
-    task = read_object(fields.get("task"), "task", ("workload_key", "target", "platform"))
-    workload_key = read_text(task.get("workload_key"), "task.workload_key", LONGEST_WORKLOAD_KEY)
-    target = read_text(task.get("target"), "task.target", LONGEST_TARGET)
+    task = read_object(fields.get("task"), "task", ("workload_key", "target", "platform", "dialect"))
+    dialect = find(read_dialect(task.get("dialect"), "task.dialect"))
+    workload_key = read_text(task.get("workload_key"), "task.workload_key", MAX_WORKLOAD_KEY)
+    target = read_text(task.get("target"), "task.target", MAX_TARGET)
     candidates = fields.get("candidates")
     if not isinstance(candidates, list) or not candidates:
         raise InvalidRequest("candidates: a list of one or more candidates is needed")
@@ -193,10 +194,10 @@ def read_predict(document: object) -> PredictRequest:
     if not isinstance(validity, bool):
         raise InvalidRequest(f"validity: true or false, not {shown(validity)}")
     if fields.get("primitives") is not None:
-        primitives, indices, lengths, errors = _read_indexed(fields["primitives"], candidates)
+        primitives, indices, lengths, errors = _read_indexed(dialect, fields["primitives"], candidates)
     else:
-        primitives, indices, lengths, errors = _read_nested(candidates)
-    indices, lengths = _without_too_large(primitives, indices, lengths, errors)
+        primitives, indices, lengths, errors = _read_nested(dialect, candidates)
+    indices, lengths = _without_too_large(dialect, primitives, indices, lengths, errors)
     if errors and not report:
         raise InvalidRequest(errors[min(errors)])
     return PredictRequest(
@@ -210,19 +211,21 @@ def read_predict(document: object) -> PredictRequest:
         lengths=lengths,
         errors=errors,
         validity=validity,
+        dialect=dialect.name,
     )
 
 
-_Candidates = tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]
+_Indexed = tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]
 
-#: stands in for an invalid primitive, which no candidate that is scored refers to
-_PLACEHOLDER = Primitive("CI", (0,))
+#: Stands in for an invalid primitive. No candidate that is scored refers to it.
+_PLACEHOLDER = Primitive("", ())
 
 
-def _read_indexed(steps: object, candidates: list[Any]) -> _Candidates:
+def _read_indexed(dialect: Dialect, steps: object, candidates: list[Any]) -> _Indexed:
     if not isinstance(steps, list):
         raise InvalidRequest("primitives: a list of primitives is needed")
     primitives, broken = [], {}
+    read_primitive = dialect.read_primitive
     for position, step in enumerate(steps):
         try:
             primitives.append(read_primitive(step))
@@ -252,24 +255,31 @@ def _read_indexed(steps: object, candidates: list[Any]) -> _Candidates:
 
 
 def _without_too_large(
+    dialect: Dialect,
     primitives: list[Primitive],
     indices: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
     errors: dict[int, str],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Remove candidates with too many primitives or sizes from indices and lengths, and add an error for each."""
-    if int(lengths.max()) * MAX_SIZES_OF_STEP <= MAX_SIZES:
+    longest = int(lengths.max())
+    if longest <= dialect.max_steps and longest * dialect.max_sizes_of_step <= dialect.max_sizes:
         return indices, lengths  # the case of nearly all requests
     sizes_before = np.zeros(len(indices) + 1, dtype=np.int64)
-    np.cumsum(np.array([*map(sizes_of, primitives), 0], dtype=np.int64)[indices], out=sizes_before[1:])
+    np.cumsum(
+        np.array([*map(dialect.sizes_of, primitives), 0], dtype=np.int64)[indices], out=sizes_before[1:]
+    )
     ends = np.cumsum(lengths)
     sizes = sizes_before[ends] - sizes_before[ends - lengths]
-    is_too_large = (lengths > MAX_STEPS) | (sizes > MAX_SIZES)
+    is_too_large = (lengths > dialect.max_steps) | (sizes > dialect.max_sizes)
     if not is_too_large.any():
         return indices, lengths
     for position in np.flatnonzero(is_too_large).tolist():
         steps = int(lengths[position])
-        fault = too_many_steps(steps) if steps > MAX_STEPS else too_many_sizes(int(sizes[position]))
+        if steps > dialect.max_steps:
+            fault = too_many_steps(steps, dialect.max_steps)
+        else:
+            fault = too_many_sizes(int(sizes[position]), dialect.max_sizes)
         errors[position] = f"candidates[{position}]: {fault}"
     return indices[~np.repeat(is_too_large, lengths)], np.where(is_too_large, 0, lengths)
 
@@ -287,7 +297,7 @@ def _index_fault(candidate: object, count: int, broken: dict[int, str]) -> str |
     return None
 
 
-def _read_nested(candidates: list[Any]) -> _Candidates:
+def _read_nested(dialect: Dialect, candidates: list[Any]) -> _Indexed:
     known: dict[Primitive, int] = {}
     good: list[list[int]] = []
     errors: dict[int, str] = {}
@@ -298,7 +308,7 @@ def _read_nested(candidates: list[Any]) -> _Candidates:
                 raise InvalidPrimitive(f": a candidate is a list of primitives, not {shown(candidate)}")
             for place, step in enumerate(candidate):
                 try:
-                    indices.append(known.setdefault(read_primitive(step), len(known)))
+                    indices.append(known.setdefault(dialect.read_primitive(step), len(known)))
                 except InvalidPrimitive as error:
                     raise InvalidPrimitive(f", primitive {place}: {error}") from None
         except InvalidPrimitive as error:

@@ -14,6 +14,11 @@ from tlp_client.wire.fields import CACHED_HEADER, CANDIDATES_HEADER, CLIENT_HEAD
 Primitive = list[int | str | list[int]]
 
 
+_DIALECT_TEXT = (
+    "Name of the tuner's dialect, in which primitives and records are written; 'ansor' by default."
+)
+
+
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -24,6 +29,7 @@ class TaskDocument(_Document):
     workload_key: str = Field(description="As TVM writes it.")
     target: str = Field(description="TVM's target text.")
     platform: str | None = Field(None, description="Hardware; without it the target decides.")
+    dialect: str | None = Field(None, description=_DIALECT_TEXT)
 
 
 class PredictDocument(_Document):
@@ -74,6 +80,7 @@ class MeasurementsDocument(_Document):
     worker: str
     platform: str | None = Field(None, description="Hardware; without it the kind of the target.")
     version: str | None = Field(None, description="Model version that the search used.")
+    dialect: str | None = Field(None, description=_DIALECT_TEXT)
     on_invalid: str = Field("reject", description="'reject' or 'report': what an invalid record does.")
     records: list[MeasuredDocument]
 
@@ -295,13 +302,14 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 _PLATFORM = ("platform", "Hardware of all records of a tuning log.")
 _VERSION = ("version", "Model version, for a tuning log.")
 _WORKER = ("worker", "Who measured a tuning log.")
+_DIALECT = ("dialect", "Dialect of a tuning log; 'ansor' by default.")
 
 PREDICT: dict[str, Any] = {
     "responses": {200: {"model": ScoresDocument}, **_errors(400, 404, 409, 413, 422, 429, 500, 503, 504)},
     "openapi_extra": {
         **_body(PredictDocument, PREDICT_EXAMPLES),
         "parameters": [
-            *_query(_PLATFORM, _VERSION),
+            *_query(_PLATFORM, _VERSION, _DIALECT),
             _header(DEADLINE_HEADER, "number", "Seconds the client will wait."),
             _header(CLIENT_HEADER, "string", "Who asks; clients are served in turn. Its address by default."),
             _header(
@@ -319,7 +327,7 @@ MEASUREMENTS: dict[str, Any] = {
     "responses": {200: {"model": KeptDocument}, **_errors(400, 413, 422, 503)},
     "openapi_extra": {
         **_body(MeasurementsDocument, MEASUREMENT_EXAMPLES),
-        "parameters": _query(_WORKER, _PLATFORM, _VERSION),
+        "parameters": _query(_WORKER, _PLATFORM, _VERSION, _DIALECT),
     },
 }
 REGISTRY: dict[str, Any] = _admin(RegistryDocument)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tlp_client.dialects.registry import read_dialect, stated_name
 from tlp_client.errors import InvalidRequest
 from tlp_client.logs import RefusedLine
 from tlp_client.records import Record, read_record
@@ -56,8 +57,8 @@ class _Unread(msgspec.Struct, forbid_unknown_fields=True):
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRIES = msgspec.json.Decoder(list[_Unread])
 
-#: Shared by all requests.
-_lines = RecordLines()
+#: By dialect, shared by all requests.
+_lines: dict[str, RecordLines] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def prepare_in_steps(
     kind : str
         Media type of the body.
     query : dict
-        ``worker``, ``platform`` and ``version`` of a log.
+        ``worker``, ``platform``, ``version`` and ``dialect`` of a log.
 
     Raises
     ------
@@ -123,11 +124,13 @@ class _Taken:
         worker: str,
         platform: str | None,
         version: str | None,
+        dialect: str,
     ) -> None:
         self.prepared = CheckedRecords([], [], [])
         self.contradictions: list[tuple[int, str, str]] = []  # position, id, message
         self._memory, self._manifest = memory, manifest
         self._worker, self._platform, self._version = worker, platform, version or ""
+        self._lines, self._dialect = _lines_of(dialect), stated_name(dialect) or ""
         self._nbytes = self._counted = 0
 
     def add(self, measurements: Iterable[Measurement]) -> None:
@@ -141,9 +144,9 @@ class _Taken:
             if message is not None or platform is None:
                 self.contradictions.append((measurement.position, measurement.id, message or ""))
                 continue
-            line = _lines.line(measurement.record)
+            line = self._lines.line(measurement.record)
             self._nbytes += getsizeof(line) + getsizeof(measurement.id) + _ENTRY_BYTES
-            entry = Entry(measurement.id, line, self._worker, platform, self._version)
+            entry = Entry(measurement.id, line, self._worker, platform, self._version, self._dialect)
             self.prepared.entries.append(entry)
             self.prepared.are_valid.append(measurement.record.is_valid)
 
@@ -169,7 +172,8 @@ def _read_log(
     memory: Reservation, limit: int, manifest: Manifest, body: bytes, query: dict[str, str | None]
 ) -> Steps[CheckedRecords]:
     platform = query["platform"]
-    taken = _Taken(memory, manifest, query["worker"] or "upload", platform, query["version"])
+    dialect = read_dialect(query.get("dialect"), "query parameter dialect")
+    taken = _Taken(memory, manifest, query["worker"] or "upload", platform, query["version"], dialect)
     errors = taken.prepared.errors
     ids: set[str] = set()
     position = 0
@@ -193,7 +197,7 @@ def _read_log(
         taken.add(found)
         taken.count(len(errors))
 
-    yield from lines_in_steps(body, limit, take, _lines.parser.counting())
+    yield from lines_in_steps(body, limit, take, _lines_of(dialect).parser.counting())
     errors += taken.errors()
     return taken.prepared
 
@@ -202,7 +206,7 @@ def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes)
     yield len(body)
     reader, sizes = _open(memory, limit, body)
     del body
-    taken = _Taken(memory, manifest, reader.worker, reader.platform, reader.version)
+    taken = _Taken(memory, manifest, reader.worker, reader.platform, reader.version, reader.dialect)
     for begin, end, nbytes in _portions(sizes):
         yield _BYTE_COST * nbytes + _RECORD_COST * (end - begin)
         taken.add(reader.read(map(_as_object, reader.entries[begin:end])))
@@ -270,8 +274,13 @@ def _as_object(entry: object) -> object:
     return {"id": decode_json(id_), "record": entry.record}
 
 
-def _read_text(record: msgspec.Raw) -> Record:
+def _lines_of(dialect: str) -> RecordLines:
+    lines = _lines.get(dialect)
+    return _lines.setdefault(dialect, RecordLines(dialect=dialect)) if lines is None else lines
+
+
+def _read_text(record: msgspec.Raw, dialect: str) -> Record:
     try:
-        return _lines.parse(str(memoryview(record), "utf-8"))
+        return _lines_of(dialect).parse(str(memoryview(record), "utf-8"))
     except UnicodeDecodeError as error:
         raise MalformedBody(f"body: not UTF-8 at byte {error.start} of a record") from None

@@ -19,7 +19,7 @@ from tlp_service.api.service import Caller, Service
 router = APIRouter()
 
 #: query parameters of a tuning log
-QUERY = ("worker", "platform", "version")
+QUERY = ("worker", "platform", "version", "dialect")
 
 #: Refused records whose answer takes less time to encode than to hand to a thread.
 _FEW_ERRORS = 1024

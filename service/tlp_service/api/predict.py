@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
+from tlp_client.dialects.registry import read_dialect
 from tlp_client.logs import RefusedLine
 from tlp_client.wire.fields import (
     CACHED_HEADER,
@@ -37,7 +38,7 @@ from tlp_service.scoring.scorer import PreparedRequest, Scored, Scorer
 router = APIRouter()
 
 #: query parameters of a tuning log
-QUERY = ("platform", "version")
+QUERY = ("platform", "version", "dialect")
 
 #: Scores up to which encoding takes less time than handing the work to a thread.
 _FEW_SCORES = 4096
@@ -125,9 +126,10 @@ async def _answer_log(
     service: Service, caller: Caller, memory: Reservation, query: dict[str, str | None], body: bytes
 ) -> bytes:
     platform, version = query["platform"], query["version"]
+    dialect = read_dialect(query.get("dialect"), "query parameter dialect")
     scorer = await once_loaded(service, caller, partial(_version, service, version))
     size = len(body)
-    read = partial(tasks_in_steps, body, service.settings.max_candidates, memory)
+    read = partial(tasks_in_steps, body, service.settings.max_candidates, memory, dialect)
     lines, tasks = await caller.read_in_steps(service.engine, read, size)
     del body, read
     memory.shrink(size)

@@ -67,7 +67,7 @@ def read_log(body: bytes, limit: int, memory: Reservation) -> LogLines:
     return finished(log_in_steps(body, limit, memory))
 
 
-def log_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[LogLines]:
+def log_in_steps(body: bytes, limit: int, memory: Reservation, dialect: str | None = None) -> Steps[LogLines]:
     """Read the lines of a log, in steps that each take a bounded time, and count in `memory` what they take.
 
     Raises
@@ -80,7 +80,7 @@ def log_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[LogLines
         If other requests leave no memory for them.
     """
     lines = LogLines([], [])
-    parser = RecordParser(_REMEMBERED_BYTES)
+    parser = RecordParser(_REMEMBERED_BYTES, dialect)
     counted = 0
 
     def take(outcomes: Sequence[LineOutcome]) -> None:
@@ -142,10 +142,12 @@ def _short_of(rest: io.BytesIO) -> Iterator[bytes]:
         yield line
 
 
-def tasks_in_steps(body: bytes, limit: int, memory: Reservation) -> Steps[tuple[LogLines, list[LogTask]]]:
+def tasks_in_steps(
+    body: bytes, limit: int, memory: Reservation, dialect: str | None = None
+) -> Steps[tuple[LogLines, list[LogTask]]]:
     """Read a log in steps of bounded time, and return its lines and its tasks."""
     with let_go():
-        lines = yield from log_in_steps(body, limit, memory)
+        lines = yield from log_in_steps(body, limit, memory, dialect)
     by_task: dict[Task, list[int]] = {}
     yield _LINE_COST * len(lines.outcomes)
     for position, outcome in enumerate(lines.outcomes):
@@ -192,4 +194,5 @@ def request_in_steps(
         primitives=list(known),
         indices=np.array(indices, dtype=np.int64),
         lengths=np.array(lengths, dtype=np.int64),
+        dialect=task[0].dialect,
     )

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.dialects.registry import DEFAULT
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.errors import BadVersion
+from tlp_service.errors import BadVersion, InvalidBody
 from tlp_service.inference.inputs import Inputs
 from tlp_service.inference.score_map import map_scores
 from tlp_service.scheduling.steps import Steps
@@ -55,11 +56,14 @@ class Family(ABC):
         Names of this family, and of its models, in manifests of earlier releases.
     models : tuple of str
         The models that can be trained; each has a `preset`.
+    dialects : tuple of str
+        Names of the dialects whose primitives it reads, see `tlp_client.dialects`.
     """
 
     name: ClassVar[str]
     earlier_names: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[str, ...]] = ()
+    dialects: ClassVar[tuple[str, ...]] = (DEFAULT,)
 
     @abstractmethod
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
@@ -100,6 +104,22 @@ class Family(ABC):
     @abstractmethod
     def preset(self, model: str) -> Preset:
         """Return how one of `models` is trained. Imports torch, which a server lacks."""
+
+    def check_dialect(self, dialect: str) -> None:
+        """Refuse candidates of a dialect that this family does not read.
+
+        Raises
+        ------
+        InvalidBody
+            With the code ``unsupported``: a version of another family may read the dialect.
+        """
+        if dialect not in self.dialects:
+            known = ", ".join(self.dialects)
+            raise InvalidBody(
+                f"task.dialect: expected one that this model version reads ({known}), got {dialect!r}; "
+                "ask for a version that was trained on it",
+                code="unsupported",
+            )
 
     def check_sizes(self, network: Network, actual: tuple[int, int], expected: tuple[int, int]) -> None:
         """Raise `BadVersion` if the sizes of what a file reads differ from those of what this family computes."""

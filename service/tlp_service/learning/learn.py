@@ -219,7 +219,8 @@ class _Step:
     ) -> dict[PlatformKind, TrainingSet]:
         """Return the records of a platform, of the kinds that the version has a network for."""
         try:
-            records = list(valid_records(stored_records(store, [platform], _MAX_RECORDS), report))
+            stored = stored_records(store, [platform], _MAX_RECORDS)
+            records = list(valid_records(stored, report, dialects=self._preset.dialects))
         except (OSError, BadRecords, pa.ArrowException) as error:
             raise Refusal("unreadable", f"the records of {platform} cannot be read: {error}") from None
         check_costs([record for _, record in records])

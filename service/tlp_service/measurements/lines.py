@@ -6,6 +6,7 @@ import json
 from sys import getsizeof
 
 from tlp_client.bounded import BoundedCache, memory_of
+from tlp_client.dialects.registry import find
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
@@ -15,7 +16,7 @@ _REMEMBERED_BYTES = 8 << 20
 
 
 class RecordLines:
-    """Reads records and writes their lines; records of a search have few distinct tasks and primitives.
+    """Reads records of one dialect and writes their lines; records of a search have few distinct tasks and primitives.
 
     Any number of threads may share it, for nothing that is looked up depends on what else was.
 
@@ -23,11 +24,14 @@ class RecordLines:
     ----------
     max_bytes : int
         Bytes of the tasks and primitives that are remembered when reading, and as many for the texts when writing.
+    dialect : str or None
+        Name of the dialect; None for the default one.
     """
 
-    def __init__(self, max_bytes: int = _REMEMBERED_BYTES) -> None:
+    def __init__(self, max_bytes: int = _REMEMBERED_BYTES, dialect: str | None = None) -> None:
         #: Also reads the records of logs.
-        self.parser = RecordParser(max_bytes)
+        self.parser = RecordParser(max_bytes, dialect)
+        self._line_of = find(dialect).line_of
         # By identity, since hashing a primitive takes longer than all else. Each entry holds its object, so that no other
         # object gets its id.
         self._texts: BoundedCache[int, tuple[Task | Primitive, str]] = BoundedCache(max_bytes)
@@ -45,7 +49,7 @@ class RecordLines:
         except KeyError:
             task = self._text(record.task)
             steps = ", ".join([self._text(p) for p in record.primitives])
-        return record.line_of(task, f"[{steps}]")
+        return self._line_of(record, task, f"[{steps}]")
 
     def _text(self, part: Task | Primitive) -> str:
         known = self._texts.get(id(part))

@@ -47,6 +47,9 @@ redis.call('DEL', KEYS[2])
 return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
 """
 
+#: Fields that each entry has.
+_REQUIRED = [name for name in Entry._fields if name not in Entry._field_defaults]
+
 #: id in the stream, fields, and the record that they hold
 _Read = tuple[str, Entry, Record]
 
@@ -101,7 +104,8 @@ class Recorder:
         self._dead_letters = DeadLetters(self._client)
         self._held = HeldBack(self._client, name)
         self._store = store
-        self._parser, self._texts = RecordParser(), Texts()
+        self._parsers: dict[str, RecordParser] = {}  # by dialect
+        self._texts = Texts()
         self._is_registered = False
         self._takes_pending = True
         self._is_behind = False
@@ -189,7 +193,7 @@ class Recorder:
                 if self._held.refuses(entry.platform):
                     waiting[id_] = entry.platform
                 else:
-                    read.append((id_, entry, self._parser.parse(entry.record)))
+                    read.append((id_, entry, self._parser_of(entry.dialect).parse(entry.record)))
             except InvalidInput as error:
                 dead[id_] = str(error)
             except MemoryError:  # not the fault of the entry
@@ -208,6 +212,12 @@ class Recorder:
         times_s = [order(id_)[0] / 1000 for id_, _, _ in stored]
         records = [(entry, record) for _, entry, record in stored]
         return Moved(records, times_s, dead, waiting, reasons)
+
+    def _parser_of(self, dialect: str) -> RecordParser:
+        parser = self._parsers.get(dialect)
+        if parser is None:
+            parser = self._parsers[dialect] = RecordParser(dialect=dialect or None)
+        return parser
 
     def _tables(self, read: Sequence[_Read], dead: dict[str, str]) -> list[pa.Table]:
         """Return the rows of records, a table a platform. A record that cannot be a row must not keep the others from it."""
@@ -256,8 +266,8 @@ class Recorder:
 
 
 def _entry_of(fields: dict[str, str]) -> Entry:
-    if fields.keys() != set(Entry._fields):
-        raise InvalidInput(f"its fields are {', '.join(fields) or 'gone'}, not {', '.join(Entry._fields)}")
+    if not set(_REQUIRED) <= fields.keys() <= set(Entry._fields):
+        raise InvalidInput(f"its fields are {', '.join(fields) or 'gone'}, not {', '.join(_REQUIRED)}")
     entry = Entry(**fields)
     if not all(map(is_text, entry)):
         raise InvalidInput("it is not UTF-8")

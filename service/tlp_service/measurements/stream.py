@@ -38,8 +38,11 @@ end
 for i, entry in ipairs(cmsgpack.unpack(ARGV[2])) do
   local seen = KEYS[2] .. entry[1]
   if redis.call('SET', seen, 1, 'EX', ARGV[1], 'NX') then
-    local added = redis.pcall('XADD', KEYS[1], '*', 'id', entry[1], 'record', entry[2], 'worker', entry[3],
-                              'platform', entry[4], 'version', entry[5])
+    local fields = {'id', entry[1], 'record', entry[2], 'worker', entry[3], 'platform', entry[4], 'version', entry[5]}
+    if entry[6] ~= '' then
+      fields[11], fields[12] = 'dialect', entry[6]
+    end
+    local added = redis.pcall('XADD', KEYS[1], '*', unpack(fields))
     if type(added) == 'table' and added.err then
       redis.call('DEL', seen)
       return added
@@ -86,6 +89,8 @@ class Entry(NamedTuple):
         Who measured, and on what.
     version : str
         Model version that the worker's search used; empty if it did not say.
+    dialect : str
+        Dialect of the record; empty for the default one, whose entries do not have the field.
     """
 
     id: str
@@ -93,6 +98,7 @@ class Entry(NamedTuple):
     worker: str
     platform: str
     version: str
+    dialect: str = ""
 
 
 class MeasurementStream:

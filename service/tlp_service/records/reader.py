@@ -7,17 +7,18 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from sys import getsizeof
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tlp_client.bounded import BoundedCache, memory_of
-from tlp_client.errors import InvalidInput, InvalidPrimitive
-from tlp_client.primitives import Primitive, read_primitive
-from tlp_client.records import MAX_COSTS, MAX_LINE_BYTES, Record, read_primitives
-from tlp_client.tasks import LONGEST_TARGET, LONGEST_WORKLOAD_KEY, Task, canonical_workload_key
+from tlp_client.dialects.registry import DEFAULT, find
+from tlp_client.errors import InvalidInput, InvalidPrimitive, Unsupported
+from tlp_client.primitives import Primitive
+from tlp_client.records import MAX_COSTS, MAX_LINE_BYTES, Record
+from tlp_client.tasks import MAX_TARGET, MAX_WORKLOAD_KEY, Task, workload_of
 from tlp_service.records.platform_folder import Choose
 from tlp_service.records.split import Part, part_of
 from tlp_service.records.store import RecordStore
@@ -30,8 +31,9 @@ log = logging.getLogger(__name__)
 _MAX_BYTES = {
     "primitives": MAX_LINE_BYTES,
     "costs": 8 * MAX_COSTS,
-    "target": 4 * LONGEST_TARGET,
-    "workload_key": 4 * LONGEST_WORKLOAD_KEY,
+    "target": 4 * MAX_TARGET,
+    "workload_key": 4 * MAX_WORKLOAD_KEY,
+    "dialect": 128,
 }
 
 _COLUMNS = (
@@ -44,7 +46,11 @@ _COLUMNS = (
     "all_cost",
     "timestamp",
     "log_version",
+    "dialect",
 )
+
+#: Columns that say which workloads came from which log.
+_SOURCE_COLUMNS = ["workload_key", "dialect", "source"]
 
 #: Bytes of the primitives that are remembered.
 _PRIMITIVES_BYTES = 64 << 20
@@ -78,11 +84,21 @@ def stored_sources(store: RecordStore) -> Iterator[tuple[str, str]]:
     """Yield workload and log of the records of a store, each pair once a platform."""
     for platform in store.platforms:
         found: dict[tuple[str, str], None] = {}
-        for batch in store.batches(platform, ("workload_key", "source")):
-            pairs = pa.Table.from_batches([batch]).group_by(["workload_key", "source"]).aggregate([])
-            found.update(dict.fromkeys((row["workload_key"], row["source"]) for row in pairs.to_pylist()))
-        for key, source in found:
-            yield canonical_workload_key(key), source
+        for batch in store.batches(platform, _SOURCE_COLUMNS):
+            distinct = pa.Table.from_batches([batch]).group_by(_SOURCE_COLUMNS).aggregate([])
+            rows = zip(*(distinct[name].to_pylist() for name in _SOURCE_COLUMNS), strict=True)
+            found.update(
+                dict.fromkeys((stored_workload(key, dialect), source) for key, dialect, source in rows)
+            )
+        yield from found
+
+
+def stored_workload(key: str, dialect: str | None) -> str:
+    """Return the workload of a stored row, see `Task.workload`; a dialect that is not known here keeps its key as it is."""
+    try:
+        return workload_of(key, dialect)
+    except Unsupported:
+        return f"{dialect}:{key}"
 
 
 def part_of_store(store: RecordStore, part: Part) -> Iterator[tuple[str, Record]]:
@@ -103,12 +119,16 @@ def _mix_of(max_records: int) -> Choose:
     return choose
 
 
+#: Workload key, target, hardware parameters, dialect.
+_TaskKey: TypeAlias = tuple[str, str, "tuple[int, ...] | None", "str | None"]
+
+
 class _Reader:
     """Makes records from rows, and counts rows that are not valid records."""
 
     def __init__(self) -> None:
         self.left_out = 0
-        self._primitives = _PrimitiveReader()
+        self._readers: dict[str, _PrimitiveReader] = {}  # by dialect
 
     def records(self, batch: pa.RecordBatch) -> Iterator[Record]:
         """Yield the records of a batch of `_COLUMNS`."""
@@ -118,37 +138,42 @@ class _Reader:
         if not is_bounded.all():
             self.left_out += int(np.count_nonzero(~is_bounded))
             batch = batch.filter(pa.array(is_bounded))
-        tasks: dict[tuple[str, str, tuple[int, ...] | None], Task] = {}
+        tasks: dict[_TaskKey, Task] = {}
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             try:
                 yield self._record(row, tasks)
             except (ValueError, RecursionError, InvalidInput):
                 self.left_out += 1
 
-    def _record(
-        self, row: tuple[Any, ...], tasks: dict[tuple[str, str, tuple[int, ...] | None], Task]
-    ) -> Record:
-        target, key, hardware, primitives, costs, error_no, all_cost, timestamp, version = row
-        of_task = (key, target, None if hardware is None else tuple(hardware))
+    def _record(self, row: tuple[Any, ...], tasks: dict[_TaskKey, Task]) -> Record:
+        target, key, hardware, steps, costs, error_no, all_cost, timestamp, version, dialect = row
+        of_task = (key, target, None if hardware is None else tuple(hardware), dialect)
         task = tasks.get(of_task)
         if task is None:
-            task = tasks[of_task] = Task(*of_task)
-        return Record(
-            task, self._primitives.read(primitives), tuple(costs), error_no, all_cost, timestamp, version
-        )
+            task = tasks[of_task] = Task(*of_task[:3], dialect=dialect or DEFAULT)
+        primitives = self._reader(task.dialect).read(steps)
+        return Record(task, primitives, tuple(costs), error_no, all_cost, timestamp, version)
+
+    def _reader(self, dialect: str) -> _PrimitiveReader:
+        reader = self._readers.get(dialect)
+        if reader is None:
+            reader = self._readers[dialect] = _PrimitiveReader(dialect)
+        return reader
 
 
 class _PrimitiveReader:
-    """Reads the JSON text of candidates. It parses each distinct primitive once, within a bounded cache."""
+    """Reads the JSON text of candidates of one dialect. It parses each distinct primitive once, within a bounded cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: str | None = None) -> None:
+        self._dialect = find(dialect)
         self._known: BoundedCache[str, Primitive] = BoundedCache(_PRIMITIVES_BYTES)
 
     def read(self, text: str) -> tuple[Primitive, ...]:
         """Return the primitives of a candidate; raise `ValueError` or `InvalidInput` if the text is not valid."""
         if text == "[]":
             return ()
-        # A primitive begins with its kind, a string, and none has a list that is followed by one that does so.
+        # A primitive begins with its kind, a string. Where a list in it is followed by one that does so, too, as in no primitive of
+        # Ansor, the pieces are no JSON, and the text is parsed as a whole.
         pieces = text[3:-2].split('],["')
         try:
             return tuple(map(self._known.__getitem__, pieces))
@@ -160,11 +185,11 @@ class _PrimitiveReader:
             steps = json.loads(text)
             if not isinstance(steps, list):
                 raise InvalidPrimitive("the primitives of a candidate are a list") from None
-            return read_primitives(steps)
+            return self._dialect.read_primitives(steps)
 
     def _piece(self, piece: str) -> Primitive:
         known = self._known.get(piece)
         if known is None:
-            known = read_primitive(json.loads('["' + piece + "]"))
+            known = self._dialect.read_primitive(json.loads('["' + piece + "]"))
             self._known.add(piece, known, getsizeof(piece) + memory_of(known))
         return known

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from tlp_client.records import is_run
-from tlp_client.tasks import canonical_workload_key
+from tlp_service.records.reader import stored_workload
 from tlp_service.records.split import parts_by_workload
 from tlp_service.records.store import RecordStore
 
 _TITLE = f"{'platform':<24} {'records':>8} {'failed':>7} {'tasks':>6} {'train':>6} {'valid.':>6} {'test':>6}"
+
+
+#: Workload key as it is stored, and dialect.
+_Key: TypeAlias = tuple[str, "str | None"]
 
 
 def title_lines(store: RecordStore) -> list[str]:
@@ -24,20 +29,21 @@ def platform_lines(store: RecordStore) -> Iterator[str]:
     The line contains the number of records, failed runs and tasks, and how tasks with at least one valid run are split.
     """
     for platform in store.platforms:
-        # Workload key, not canonical -> number of records, and of valid runs.
-        records: Counter[str] = Counter()
-        valid: Counter[str] = Counter()
-        for batch in store.batches(platform, ["workload_key", "error_no", "costs"]):
-            keys, *runs = (column.to_pylist() for column in batch.columns)
+        # Workload key, not canonical, and dialect -> number of records, and of valid runs.
+        records: Counter[_Key] = Counter()
+        valid: Counter[_Key] = Counter()
+        for batch in store.batches(platform, ["workload_key", "dialect", "error_no", "costs"]):
+            of_keys, dialects, *runs = (column.to_pylist() for column in batch.columns)
+            keys = list(zip(of_keys, dialects, strict=True))
             records.update(keys)
             valid.update(key for key, *run in zip(keys, *runs, strict=True) if is_run(*run))
         if records:
             yield _line(platform, records, valid, store.seed)
 
 
-def _line(platform: str, records: Counter[str], valid: Counter[str], seed: int) -> str:
-    tasks = set(map(canonical_workload_key, records))
-    parts = parts_by_workload(set(map(canonical_workload_key, valid)), seed)
+def _line(platform: str, records: Counter[_Key], valid: Counter[_Key], seed: int) -> str:
+    tasks = {stored_workload(*key) for key in records}
+    parts = parts_by_workload({stored_workload(*key) for key in valid}, seed)
     counts = [list(parts.values()).count(part) for part in ("train", "validation", "test")]
     failed = records.total() - valid.total()
     return f"{platform:<24} {records.total():>8} {failed:>7} {len(tasks):>6} " + " ".join(

@@ -14,11 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from tlp_client.bounded import BoundedCache, memory_of
+from tlp_client.dialects.registry import stated_name
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
 #: `primitives` is the JSON text of the steps, as it stands in the log; `costs` are seconds, and mean nothing where `error_no` is not 0.
-#: A column that is nullable may be missing in a file, and reads as nulls then. So every new column is nullable, and no store has to be migrated.
+#: `dialect` is null for the default one.
+#: A column that is nullable may be missing in a file, and reads as nulls then. So a new column is one line here, at the end and nullable, and no
+#: store has to be migrated; `Rows` writes nulls until it has values for it.
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.binary(16), nullable=False),
@@ -34,11 +37,12 @@ SCHEMA = pa.schema(
         pa.field("log_version", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("line", pa.int32(), nullable=False),
+        pa.field("dialect", pa.string()),
     ]
 )
 
 #: Columns of few distinct values, which Parquet shall number; in the others it would look for them in vain.
-REPEATED = ["platform", "target", "workload_key", "log_version", "source"]
+REPEATED = ["platform", "target", "workload_key", "log_version", "source", "dialect"]
 
 
 #: Bytes of the primitives and texts that are remembered.
@@ -100,7 +104,7 @@ class Rows:
         """Add a record that stands on a line of a log."""
         task = record.task
         row = (
-            self._id(line),
+            self._id(line, task.dialect),
             self._platform,
             task.target,
             task.workload_key,
@@ -113,17 +117,24 @@ class Rows:
             record.version,
             source,
             number,
+            stated_name(task.dialect),
         )
         self._rows.append(row)
 
     def table(self) -> pa.Table:
         """Return the rows, one or more."""
-        columns = zip(SCHEMA, zip(*self._rows, strict=True), strict=True)
-        return pa.table([_array(column, field.type) for field, column in columns], schema=SCHEMA)
+        columns = list(zip(*self._rows, strict=True))
+        arrays = [_array(column, field.type) for field, column in zip(SCHEMA, columns, strict=False)]
+        arrays += [
+            pa.nulls(len(self), SCHEMA.field(place).type) for place in range(len(columns), len(SCHEMA))
+        ]
+        return pa.table(arrays, schema=SCHEMA)
 
-    def _id(self, line: bytes) -> bytes:
-        """Return the id of a record: the same line on the same platform is the same measurement, wherever it stands."""
+    def _id(self, line: bytes, dialect: str) -> bytes:
+        """Return the id of a record: the same line of a dialect on the same platform is the same measurement, wherever it stands."""
         hashed = self._hash.copy()
+        if (stated := stated_name(dialect)) is not None:
+            hashed.update(f"{stated}\n".encode())
         hashed.update(line.removeprefix(BOM_UTF8).strip())
         return hashed.digest()
 

@@ -127,7 +127,7 @@ class Scorer:
             If the version does not know the platform.
         InvalidBody
             If a candidate is invalid and the request does not ask for errors by candidate, or if
-            neither platform nor target decides the network.
+            neither platform nor target decides the network, or it does not read the dialect.
         """
         return finished(self.prepare_in_steps(request))
 
@@ -152,6 +152,7 @@ class Scorer:
 
     def _asked(self, request: PredictRequest) -> Asked:
         choice = choose_network(self.manifest, request.platform, request.target)
+        family_named(choice.network.features).check_dialect(request.dialect)
         return Asked(choice.network, choice.platform, request)
 
     def _prepared(self, asked: Asked, inputs: Inputs) -> PreparedRequest:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.dialects.registry import DEFAULT
 from tlp_client.logs import RefusedLine
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
@@ -92,21 +93,33 @@ class ImportReport:
 
 
 def read_records(
-    paths: Iterable[Path], platform_of: PlatformOf, report: ImportReport, with_failed: bool = False
+    paths: Iterable[Path],
+    platform_of: PlatformOf,
+    report: ImportReport,
+    with_failed: bool = False,
+    dialects: Collection[str] = (DEFAULT,),
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for the records of logs, see `valid_records`; the rest is counted by cause."""
     refused: list[RefusedLine] = []
-    yield from valid_records(log_records(paths, platform_of, refused), report, with_failed)
+    yield from valid_records(log_records(paths, platform_of, refused), report, with_failed, dialects)
     report.counts.update(f"left out: refused line, {line.cause}" for line in refused)
     report.refused.extend(refused)
 
 
 def valid_records(
-    records: Iterable[tuple[str | None, Record]], report: ImportReport, with_failed: bool = False
+    records: Iterable[tuple[str | None, Record]],
+    report: ImportReport,
+    with_failed: bool = False,
+    dialects: Collection[str] = (DEFAULT,),
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the valid records that have a platform, or also those of failed runs, which show what fails; the rest is counted by cause."""
+    """Yield the valid records of some dialects that have a platform, or also those of failed runs, which show what fails.
+
+    The rest is counted by cause.
+    """
     for platform, record in records:
-        if not record.is_valid and not with_failed:
+        if record.task.dialect not in dialects:
+            report.counts[f"left out: dialect {record.task.dialect!r}, which the model does not read"] += 1
+        elif not record.is_valid and not with_failed:
             report.counts["left out: failed or implausible run"] += 1
         elif platform is None:
             report.counts["left out: no platform"] += 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tlp_client.dialects.registry import DEFAULT
 from tlp_client.tasks import PlatformKind
 from tlp_service.inference.score_map import fit_score_map
 from tlp_service.training.dataset import TrainingSet
@@ -51,6 +52,8 @@ class Preset(ABC):
         What manifests of earlier releases say.
     features : str
         Name of its family.
+    dialects : tuple of str
+        Names of the dialects whose records it is trained on, of those that its family reads.
     continues : bool
         Whether a training can begin from a version of it.
     learns : bool
@@ -66,6 +69,7 @@ class Preset(ABC):
     name: str
     earlier_names: tuple[str, ...] = ()
     features: str
+    dialects: tuple[str, ...] = (DEFAULT,)
     continues = True
     learns = False
     validity: Preset | None = None

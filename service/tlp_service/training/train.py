@@ -250,16 +250,17 @@ def _records(
     command: TrainCommand, store: RecordStore | None, report: ImportReport
 ) -> Iterator[tuple[str, Record]]:
     with_failed = command.preset.validity is not None
+    dialects = command.preset.dialects
     if store is None:
         platform_of = command.platforms if command.platforms is not None else OnePlatform(command.platform)
-        found = read_records(log_files(command.records), platform_of, report, with_failed)
+        found = read_records(log_files(command.records), platform_of, report, with_failed, dialects)
         return (pair for pair in found if pair[0] not in command.without)
     wanted = command.platform.split(",") if command.platform else store.platforms
     for option, names in (("platform", wanted), ("without", command.without), ("share", command.share)):
         if unknown := sorted(set(names) - set(store.platforms)):
             raise BadSettings(f"--{option}: the store has no records of {', '.join(unknown)}")
     used = [name for name in wanted if name not in command.without]
-    return valid_records(stored_records(store, used), report, with_failed)
+    return valid_records(stored_records(store, used), report, with_failed, dialects)
 
 
 def _stored_parts(
