@@ -36,8 +36,8 @@ class Published(Family):
         """Compute one row per distinct primitive of a request."""
         found = []
         for one in asked:
-            yield _TASK_COST + _KEY_COST * len(one.request.workload_key)
-            found.append((yield from _inputs_of(one.network, one.request)))
+            yield _TASK_COST + _KEY_COST * len(one.schedules.workload_key)
+            found.append((yield from _inputs_of(one.network, one.schedules)))
         return found
 
     def probe(self, network: Network, candidates: int) -> Inputs:
