@@ -16,6 +16,8 @@ from tlp_service.measurements.stream import GROUP, STREAM
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 
+pytestmark = pytest.mark.slow
+
 SAFE = ("--appendonly", "yes", "--appendfsync", "always")
 #: A recorder that starts reading at once.
 RECORDER = [sys.executable, "-m", "tlp_service", "recorder"]

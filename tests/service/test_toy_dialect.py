@@ -188,6 +188,7 @@ def client_of(server, folder):
     )
 
 
+@pytest.mark.slow
 def test_candidates_of_the_toy_are_scored_over_a_socket(server):
     status, answer = server.post("/v1/predict", toy_request("tile 3 i:4 j:8; unroll 1", "unroll 2"))
     assert (status, answer["scores"]) == (200, [linear_score(4), linear_score(2)])
@@ -201,6 +202,7 @@ def test_candidates_of_the_toy_are_scored_over_a_socket(server):
     assert (status, answer["scores"]) == (200, [linear_score(5)])
 
 
+@pytest.mark.slow
 def test_a_version_refuses_a_dialect_that_its_family_does_not_read(server, version):
     task = {"workload_key": "[]", "target": "llvm"}
     ansor = {"format": 1, "task": task, "candidates": [[["CI", 3]]]}
@@ -214,6 +216,7 @@ def test_a_version_refuses_a_dialect_that_its_family_does_not_read(server, versi
     assert refused.value.code == "unsupported"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["/v1/predict?dialect=unheard", "/v1/measurements?dialect=unheard"])
 def test_a_dialect_that_nobody_registered_is_refused_with_those_that_are_known(server, route, measured_lines):
     predict = toy_request("unroll 2")
@@ -228,6 +231,7 @@ def test_a_dialect_that_nobody_registered_is_refused_with_those_that_are_known(s
         assert "dialect: expected one of ansor, toy, got 'unheard'" in answer[1]["error"]
 
 
+@pytest.mark.slow
 def test_a_search_by_the_toy_is_scored_and_all_it_measured_is_stored(server, tmp_path, measured_lines):
     client = client_of(server, tmp_path / "outbox")
     assert client.predict(PROGRAM, ["unroll 1", "tile 3 i:4; unroll 1", "unroll 1"]) == [
@@ -289,6 +293,7 @@ def test_no_model_learns_from_what_its_features_do_not_read():
     assert report.counts == {"left out: dialect 'toy', which the model does not read": 2}
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_know_the_toy_refuses_it_and_loses_nothing(tmp_path, version, caplog):
     with start(tmp_path / "data", model=version) as server:
         status, answer = server.post("/v1/predict", toy_request("unroll 2"))
