@@ -8,12 +8,14 @@ SEEDS ?= 0 1 2
 FEW_SEEDS ?= 0 1
 SECONDS ?= 7200
 SEED ?= 0
+# Each file in it has the figures of one benchmark; docs/results.md is made of them.
+RESULTS := benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz lint types bench reproduce clean
+.PHONY: help setup demo test test-fast soak fuzz lint types bench bench-long reproduce learning results clean
 
 help: ## show what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
 setup: $(SERVICE)/.made $(WORKER)/.made ## make the two environments: the service's, and a worker's with TVM 0.19
 
@@ -28,11 +30,14 @@ $(WORKER)/.made: pyproject.toml requirements/worker.txt
 	$(WORKER)/bin/python -m pip install -q -c requirements/worker.txt -e '.[ansor]' pytest pytest-timeout
 	touch $@
 
-demo: setup ## two workers tune three operators with real Ansor through the service, which learns meanwhile
-	$(SERVICE)/bin/python scripts/demo --server-python $(SERVICE)/bin/python --worker-python $(WORKER)/bin/python --trials $(TRIALS)
+demo: setup ## two workers tune three operators with real Ansor through the service, which learns meanwhile; JSON=file gets the figures
+	$(SERVICE)/bin/python scripts/demo --server-python $(SERVICE)/bin/python --worker-python $(WORKER)/bin/python --trials $(TRIALS) $(if $(JSON),--json $(JSON))
 
 test: setup ## run all tests: the service's, then the worker's with real TVM
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker; service=$$?; $(WORKER)/bin/python -m pytest tests/worker && exit $$service
+
+test-fast: setup ## run the tests that take no TVM, no training and no more than about a second each; about a minute
+	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker -m 'not training and not slow'
 
 soak: setup ## two hours of mixed load on one server: memory and latency, one line per minute; SECONDS=7200
 	$(SERVICE)/bin/python tests/chaos/soak.py --seconds $(SECONDS) --out .soak.json
@@ -48,16 +53,22 @@ $(FUZZER)/.made:
 	$(FUZZER)/bin/python -m pip install -q 'schemathesis>=4,<5'
 	touch $@
 
-bench: setup ## figures beside a peer's, some 15 minutes; with LOGS=folder also the record parser against TVM's
-	$(WORKER)/bin/python benchmarks/client_import.py
-	$(WORKER)/bin/python benchmarks/predict.py --server-python $(SERVICE)/bin/python --out .bench
-	$(SERVICE)/bin/python benchmarks/load.py .bench/0.json --out .bench/load.json
-	$(SERVICE)/bin/python benchmarks/precision.py tests/data/measured.json
-	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS))
+bench: setup ## measure the service beside its peers, about 15 minutes; with LOGS=folder also the record parser beside TVM's
+	$(WORKER)/bin/python benchmarks/client_import.py --out $(RESULTS)/client-import.json
+	$(WORKER)/bin/python benchmarks/predict.py --server-python $(SERVICE)/bin/python --candidates .bench --out $(RESULTS)/predict.json
+	$(SERVICE)/bin/python benchmarks/load.py .bench/0.json --out $(RESULTS)/load.json
+	$(SERVICE)/bin/python benchmarks/precision.py tests/data/measured.json --out $(RESULTS)/precision.json
+	$(if $(LOGS),$(WORKER)/bin/python benchmarks/parse_logs.py $(LOGS) --out $(RESULTS)/parse-logs.json)
 
-# Each study is a target of its own, so that they run side by side (OMP_NUM_THREADS=1 make -j2 reproduce …) and what is done is not done again.
+bench-long: setup ## measure predict calls beside measurements, training and swaps of the version, about 20 minutes
+	$(SERVICE)/bin/python benchmarks/ingest.py --out $(RESULTS)/ingest.json
+	$(SERVICE)/bin/python benchmarks/swap.py --out $(RESULTS)/swap.json
+
+# Each study is a target of its own, so that `OMP_NUM_THREADS=1 make -j2 reproduce …` runs them side by side and repeats none that is done.
 R := .reproduce
-reproduce: $(R)/folds.json $(R)/platforms.json $(R)/models.made $(R)/few.json ## from raw logs to all figures of the models, an hour or two: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv; rm -r .reproduce to begin anew
+reproduce: $(RESULTS)/ranking-folds.json $(RESULTS)/ranking-platforms.json $(R)/models.made $(RESULTS)/ranking-few.json ## train and rank all models from raw logs, one to two hours: LOGS=folder of logs, MEASURED=folder, PLATFORMS=csv; rm -r .reproduce to start over
+
+learning: $(RESULTS)/learning-curve.json $(RESULTS)/learning-poison.json ## measure what learning in service gains, from the same raw logs as reproduce
 
 $(R)/records.made: | $(SERVICE)/.made
 	$(SERVICE)/bin/python -m pip install -q -c requirements/service.txt -e '.[baselines]'
@@ -69,14 +80,23 @@ $(R)/models.made: $(R)/records.made
 	$(SERVICE)/bin/tlp train --records $(R)/records --out $(R)/models
 	touch $@
 
-$(R)/folds.json: $(R)/records.made
+$(RESULTS)/ranking-folds.json: $(R)/records.made
 	$(SERVICE)/bin/python benchmarks/ranking.py folds $(R)/records --measured $(MEASURED) --seeds $(SEEDS) --out $@
 
-$(R)/platforms.json: $(R)/records.made
+$(RESULTS)/ranking-platforms.json: $(R)/records.made
 	$(SERVICE)/bin/python benchmarks/ranking.py platforms $(R)/records --seeds $(SEEDS) --out $@
 
-$(R)/few.json: $(R)/records.made
+$(RESULTS)/ranking-few.json: $(R)/records.made
 	$(SERVICE)/bin/python benchmarks/ranking.py few $(R)/records --seeds $(FEW_SEEDS) --out $@
+
+$(RESULTS)/learning-curve.json: $(R)/records.made
+	$(SERVICE)/bin/python benchmarks/learning.py curve $(R)/records --targets v100 platinum-8358 x86-24c k80 --seeds $(SEEDS) --out $@
+
+$(RESULTS)/learning-poison.json: $(R)/records.made
+	$(SERVICE)/bin/python benchmarks/learning.py poison $(R)/records --targets v100 --out $@
+
+results: setup ## write docs/results.md and its pictures from the figures in benchmarks/results
+	$(SERVICE)/bin/python benchmarks/results_page.py
 
 lint: setup ## ruff, and which folder imports which
 	$(SERVICE)/bin/ruff check .

@@ -7,6 +7,9 @@ import argparse
 import statistics
 import subprocess
 import sys
+from pathlib import Path
+
+from provenance import write_figures
 
 PROGRAM = """
 import time
@@ -23,9 +26,10 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=9)
-    runs = parser.parse_args().runs
+    parser.add_argument("--out", type=Path, help="file that gets the figures")
+    args = parser.parse_args()
     pairs = []
-    for _ in range(runs):
+    for _ in range(args.runs):
         ended = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
         pairs.append(tuple(map(float, ended.stdout.split())))
     tvm, client = (sorted(column) for column in zip(*pairs, strict=True))
@@ -33,7 +37,11 @@ def main():
         print(
             f"{name}: median {1e3 * statistics.median(times):.0f} ms ({1e3 * times[0]:.0f}-{1e3 * times[-1]:.0f})"
         )
-    print(f"ratio: {statistics.median(client) / statistics.median(tvm):.3f}")
+    ratio = statistics.median(client) / statistics.median(tvm)
+    print(f"ratio: {ratio:.3f}")
+    if args.out:
+        figures = {"tvm_s": statistics.median(tvm), "client_s": statistics.median(client), "ratio": ratio}
+        write_figures(args.out, figures)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The engine beside the padded network it computes, and beside what the multiply-adds alone would take: the same candidates and weights, in one run.
 
-Reads candidates that ``benchmarks/predict.py --out FOLDER`` left, or any tuning log of one platform kind. With ``--follow`` it takes one
+Reads candidates that ``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind. With ``--follow`` it takes one
 measurement for each line of its input and prints it as JSON, so that another benchmark can measure in turn with it.
 
     .venv/bin/python benchmarks/engine.py FOLDER/0.json
@@ -23,17 +23,18 @@ import onnx
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from provenance import write_figures
 from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.tasks import platform_kind
 from tlp_client.wire.predict import index_primitives, request_of
-from tlp_service.engine.network import usable_cpus
-from tlp_service.engine.work import ScoringWork
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.families.published.plan import RowPlan
-from tlp_service.processes.server import start_engine
+from tlp_service.inference.network import usable_cpus
+from tlp_service.inference.work import ScoringWork
+from tlp_service.serving.engine import start_engine
 from tlp_service.settings import Settings, shipped_model
 from tlp_service.training.export import read_weights
 
@@ -46,7 +47,7 @@ PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
 }
 ONE_CALL, BEST_CHUNK, ENGINE, FLOOR = "padded, one call", "padded, best chunk", "engine", "floor"
-NESTS, BASE = "base: its nests", "base: engine"
+NESTS, BASE = "loopnest: its nests", "loopnest: engine"
 
 
 def open_session(model, device, threads):
@@ -196,23 +197,28 @@ class Comparison:
 
 
 def report(comparison, runs):
-    """Measure in turn and print the table."""
+    """Measure in turn and print the table; return its figures."""
     measured = [comparison.measure() for _ in range(runs)]
     print(
         f"{comparison.candidates} candidates, {comparison.primitives} primitives, {comparison.distinct} distinct"
     )
     published, base = comparison.floor.multiply_adds, comparison.base.multiply_adds
     print(
-        f"{published / 1e9:.2f} G multiply-adds must be done for published, {base / 1e9:.2f} G for base: "
+        f"{published / 1e9:.2f} G multiply-adds must be done for published, {base / 1e9:.2f} G for loopnest: "
         f"{base / published:.2f} x"
     )
     print(f"largest difference of the scores, relative to max(1, |score|): {comparison.difference:.1e}")
-    engine = median_and_range([run[ENGINE] for run in measured])[0]
-    for name in measured[0]:
-        median, shortest, longest = median_and_range([run[name] for run in measured])
+    seconds = {name: median_and_range([run[name] for run in measured]) for name in measured[0]}
+    engine = seconds[ENGINE][0]
+    for name, (median, shortest, longest) in seconds.items():
         print(
             f"  {name:<20} {1e3 * median:8.1f} ms ({1e3 * shortest:.1f}-{1e3 * longest:.1f})   {median / engine:5.2f} x"
         )
+    return {
+        "seconds": seconds,
+        "difference": comparison.difference,
+        "multiply_adds": {"published": published, "loopnest": base},
+    }
 
 
 def main():
@@ -223,6 +229,7 @@ def main():
     parser.add_argument("--device", choices=list(CHUNKS), default="cpu")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--out", type=Path, help="file that gets the figures")
     args = parser.parse_args()
     engine = start_engine(Settings(model=shipped_model("published"), device=args.device))
     comparison = Comparison(list(LogReader().read_file(args.log)), engine)
@@ -233,7 +240,9 @@ def main():
             print(json.dumps(comparison.measure()), flush=True)
     else:
         print(engine.calibration)
-        report(comparison, args.runs)
+        figures = report(comparison, args.runs)
+        if args.out:
+            write_figures(args.out, figures)
 
 
 if __name__ == "__main__":

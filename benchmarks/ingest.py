@@ -5,7 +5,7 @@ One worker asks for scores at a fixed rate throughout. Phases take turns, so tha
 is stopped between its phases, and has work whenever it runs. After each ingest the recorder gets the time that it needs, which is printed. At the end, the most
 that is acknowledged without pacing. The workers run beside the server, with bodies that were made before.
 
-    .venv/bin/python benchmarks/ingest.py --out FOLDER/ingest.json
+    .venv/bin/python benchmarks/ingest.py --out FILE
 """
 
 import argparse
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import redis
 from load import Bodies, Caller, at_once, milliseconds, quantile
+from provenance import write_figures
 from serving import start
 
 from tlp_client.wire.measurements import encode_measurements
@@ -321,7 +322,7 @@ def main():
         stored = sum(RecordStore(data_dir / "records").counts().values())
         note("kept", {"acknowledged": bench.accepted, "stored": stored})
     if args.out:
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        write_figures(args.out, report)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@
 ``poison``  the same, but from the second step on a fifth of the records have costs that are shuffled inside their tasks, and all have from
             the fourth. Told is what each step published, whether it ranks what is clean worse, and what the service says of its error.
 
-    .venv/bin/python benchmarks/learning.py curve STORE --targets x86-24c k80
+    .venv/bin/python benchmarks/learning.py curve STORE --targets x86-24c k80 --out FILE
 """
 
 import argparse
 import dataclasses
-import json
 import logging
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from provenance import write_figures
 
 from tlp_client.tasks import canonical_workload_key, platform_kind
 from tlp_service.evaluation.evaluate import evaluate
@@ -145,7 +145,7 @@ def shown(tasks):
 def trained(store, out, kind, without, seed):
     """Train a version as `tlp train` does, without some platforms, unless it is there already; return its folder."""
     if out.exists():
-        return next(out.glob("base-*"))
+        return next(out.glob("loopnest-*"))
     preset = preset_named("loopnest")
     fit = dataclasses.replace(preset.settings, seed=seed)
     return train(TrainCommand((store.folder,), out, preset, fit, without=without, kinds=(kind,)))
@@ -281,7 +281,7 @@ def main():
             (folder := Path(scratch, name)).mkdir()
             found[name] = study(RecordStore(arguments.store), target, seed, folder)
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_figures(arguments.out, found)
 
 
 if __name__ == "__main__":

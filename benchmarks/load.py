@@ -1,9 +1,9 @@
 """The server under load: throughput, latency, fairness and memory with 1 to 64 workers, a small caller beside large ones, overload, and idle.
 
 The callers run beside the server, with bodies that were made before: what a worker itself needs for a call is left out. Reads candidates that
-``benchmarks/predict.py --out FOLDER`` left, or any tuning log of one platform kind.
+``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind.
 
-    .venv/bin/python benchmarks/load.py FOLDER/0.json --out FOLDER/load.json
+    .venv/bin/python benchmarks/load.py FOLDER/0.json --out FILE
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from provenance import write_figures
 from serving import start
 
 from tlp_client.records import split_primitives
@@ -263,7 +264,7 @@ def main():
         note("idle again", idle(server, args.seconds))
         note("at the end", memory(server))
     if args.out:
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        write_figures(args.out, report)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Reads every log below a folder with TVM's ``RecordReader`` and with ours. Where TVM stops at a line it cannot read, its lines are
 given to it one by one. Speed is a ratio against ``json.loads`` of the same lines, in the same run on one core.
 
-    .venv-ansor/bin/python benchmarks/parse_logs.py FOLDER…
+    .venv-ansor/bin/python benchmarks/parse_logs.py FOLDER… --out FILE
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from provenance import write_figures
 from tvm import auto_scheduler
 
 from tlp_client.logs import LOG_SUFFIXES, LogReader, open_log
@@ -76,6 +77,7 @@ def main():
     )
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--passes", type=int, default=3, help="passes over each file for the speed")
+    parser.add_argument("--out", type=Path, help="file that gets the figures")
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -120,6 +122,9 @@ def main():
         f"speed on one core: {totals['timed'] / ours_s:,.0f} records/s, "
         f"json.loads alone {totals['timed'] / json_s:,.0f}; ratio of times {ours_s / json_s:.2f}"
     )
+    if args.out:
+        figures = {**totals, "accepted by TVM, refused by ours": len(refused_but_accepted)}
+        write_figures(args.out, figures | {"time_ratio_to_json": ours_s / json_s})
 
 
 if __name__ == "__main__":

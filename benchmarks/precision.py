@@ -19,13 +19,14 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # onnxruntime reads it when it is imp
 import numpy as np
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from provenance import write_figures
 from timing import median_and_range, seconds_of
 
 from tlp_client.logs import LogReader
 from tlp_client.wire.predict import index_primitives
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.ranking.ranking import rank_tasks
 from tlp_service.settings import shipped_model
 
@@ -83,6 +84,7 @@ def main():
     )
     parser.add_argument("log", type=Path, help="measured records of CPU tasks")
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="file that gets the figures")
     args = parser.parse_args()
     features, path = PUBLISHED["cpu"], shipped_model("published") / "cpu.onnx"
     records = [r for r in LogReader().read_file(args.log) if r.error_no == 0]
@@ -108,11 +110,15 @@ def main():
         tasks.setdefault(record.task, []).append(position)
     ours, theirs = int8.score_all(table, plan), float32.score_all(table, plan)
     costs = np.array([np.median(record.costs) for record in records])
-    tau = np.mean([kendall_tau(ours[p], theirs[p]) for p in tasks.values() if len(p) > 1])
+    tau = float(np.mean([kendall_tau(ours[p], theirs[p]) for p in tasks.values() if len(p) > 1]))
     top5 = [rank_tasks((s[p], costs[p]) for p in tasks.values()).top5_mean for s in (theirs, ours)]
     print(
         f"Kendall's tau against float32, mean of {len(tasks)} tasks: {tau:.3f}; top-5 {top5[0]:.3f}, INT8 {top5[1]:.3f}"
     )
+    figures = {"candidates": len(records), "layers": layers, "speed_ratio": ratio, "tasks": len(tasks)}
+    figures |= {"kendall_tau": tau, "top5_float32": top5[0], "top5_int8": top5[1]}
+    if args.out:
+        write_figures(args.out, figures)
     print("INT8 ranks alike" if tau >= LEAST_TAU and top5[0] == top5[1] else "INT8 does not rank alike")
 
 

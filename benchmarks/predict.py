@@ -5,9 +5,9 @@ For 2,048 sampled states of each of three operators, all measured in turn in one
 (a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature extraction alone; (c) the padded
 network in one ONNX call; (d) in its best chunk; (e) our engine in-process, all of `published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
 (g) and (h) the same for `loopnest`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
-five generations with each cost model. The candidates are left in ``--out``, for the other benchmarks.
+five generations with each cost model. The candidates are left in ``--candidates``, for the other benchmarks.
 
-    .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --out FOLDER
+    .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --candidates FOLDER --out FILE
 """
 
 import argparse
@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts" / "demo"))
 
 from operators import OPERATORS
+from provenance import write_figures
 from timing import median_and_range, seconds_of
 from tvm import auto_scheduler
 from tvm.auto_scheduler.cost_model import XGBModel
@@ -121,8 +122,8 @@ def measure_call(task, states, xgboost, url, follower):
         "(c) padded, one call": "padded, one call",
         "(d) padded, best chunk": "padded, best chunk",
         "(e) engine": "engine",
-        "(g) base, nests": "base: its nests",
-        "(h) base, engine": "base: engine",
+        "(g) loopnest, nests": "loopnest: its nests",
+        "(h) loopnest, engine": "loopnest: engine",
     }
     return seconds | {name: engine[key] for name, key in names.items()} | {"floor": engine["floor"]}
 
@@ -168,7 +169,7 @@ def measure(position, name, url, args):
     function, arguments = OPERATORS[name]
     task = auto_scheduler.SearchTask(func=function, args=arguments, target=TARGET)
     states = sample(task, args.states)
-    log = args.out / f"{position}.json"
+    log = args.candidates / f"{position}.json"
     log.write_text("\n".join(serialize_states(task, states)) + "\n")
     xgboost = trained(task, states[:512])
     follower = Follower(args.server_python, log)
@@ -183,11 +184,11 @@ def measure(position, name, url, args):
 
 
 def bars(calls):
-    """Return the ratios that issue and README speak of, from medians of one run."""
+    """Return the ratios that docs/results.md shows, from medians of one run."""
     median = {name: seconds[0] for name, seconds in calls.items()}
     cold = median["(f) TLPRemoteModel, cold"]
     # The server serves `loopnest`.
-    of_base = median["(g) base, nests"] + median["(h) base, engine"]
+    of_base = median["(g) loopnest, nests"] + median["(h) loopnest, engine"]
     beyond_engine = cold - of_base
     return {
         "a / f cold": median["(a) XGBModel.predict"] / cold,
@@ -231,9 +232,10 @@ def main():
     parser.add_argument("--states", type=int, default=2048)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--searches", type=int, default=3)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the candidates and predict.json")
+    parser.add_argument("--candidates", type=Path, required=True, help="folder that gets the candidates")
+    parser.add_argument("--out", type=Path, help="file that gets the figures")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.candidates.mkdir(parents=True, exist_ok=True)
     command = [
         args.server_python,
         "-m",
@@ -242,7 +244,7 @@ def main():
         "--port",
         "0",
         "--data-dir",
-        str(args.out / "stream"),
+        str(args.candidates / "stream"),
     ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -251,7 +253,8 @@ def main():
     finally:
         server.terminate()
         server.wait()
-    (args.out / "predict.json").write_text(json.dumps(report, indent=2) + "\n")
+    if args.out:
+        write_figures(args.out, report)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How well models rank the schedules of unseen tasks: base, TLP's network, xgboost, all on the same split, in one run.
+"""How well models rank the schedules of unseen tasks: loopnest, TLP's network, xgboost, all on the same split, in one run.
 
 ``platforms``  every platform: train on a store's train part, stop by its validation part, rank its test part; mean over seeds.
 ``folds``      five folds by task over the records measured for this project, beside models on Ansor's own features; the last epoch counts.
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from provenance import write_figures
 
 from tlp_client.tasks import canonical_workload_key
 from tlp_service.families import preset_named
@@ -190,7 +191,7 @@ def folds(store, folder, seeds, others, models, platform="epyc-9004-2c"):
             none = tasks_where(sets["loopnest"], lambda task: False)
             ways = {"loopnest": measured["loopnest"]} if "loopnest" in models else {}
             if others:
-                ways["base, other CPUs' records too"] = train["loopnest"]
+                ways["loopnest, other CPUs' records too"] = train["loopnest"]
             for name, records in ways.items():
                 score = train_network("loopnest", records, none, seed)
                 found[name].setdefault(seed, []).extend(rank(score, test["loopnest"]))
@@ -355,13 +356,36 @@ def show_few(found):
     print(f"of the gap closed: top-1 {closed[0]:.2f}, pairs {closed[1]:.2f}", flush=True)
 
 
-def as_json(found):
-    """Return figures by model and seed as JSON values."""
-    if dataclasses.is_dataclass(found):
-        return dataclasses.asdict(found)
-    if isinstance(found, dict):
-        return {str(key): as_json(value) for key, value in found.items()}
-    return [as_json(value) for value in found]
+def rows_of(found):
+    """Return a row per platform and model: tasks, seeds, and (value, low, high) of each figure as means over the seeds."""
+    rows = []
+    for model, by_seed in found.items():
+        platforms = sorted({task.platform for figures in by_seed.values() for task in figures})
+        for platform in platforms:
+            own = [[t for t in figures if t.platform == platform] for figures in by_seed.values()]
+            own = [figures for figures in own if figures]
+            rows.append({"platform": platform, "model": model, **mean_over_seeds(own)})
+    return rows
+
+
+def rows_of_few(found, seeds):
+    """Return the rows of `few`, whose figures are by target and way, those of one seed after those of another."""
+    rows = []
+    for target, ways in found.items():
+        for way, figures in ways.items():
+            tasks = len(figures) // len(seeds)
+            by_seed = [figures[n * tasks : (n + 1) * tasks] for n in range(len(seeds))]
+            rows.append({"platform": target, "model": way, **mean_over_seeds(by_seed)})
+    return rows
+
+
+def mean_over_seeds(by_seed):
+    summaries = [summarise(figures) for figures in by_seed]
+    row = {"tasks": len(by_seed[0]), "seeds": len(by_seed)}
+    for name, key in (("top1", "top1_mean"), ("top5", "top5_mean"), ("pairs", "pair_accuracy")):
+        parts = ([getattr(s[key], end) for s in summaries] for end in ("value", "low", "high"))
+        row[name] = [round(float(np.mean(part)), 4) for part in parts]
+    return row
 
 
 def main():
@@ -374,7 +398,7 @@ def main():
         "--measured", type=Path, help="folder of the records measured for this project (folds)"
     )
     parser.add_argument(
-        "--others", action="store_true", help="train base on other CPUs' records, too (folds)"
+        "--others", action="store_true", help="train loopnest on other CPUs' records, too (folds)"
     )
     parser.add_argument(
         "--models",
@@ -385,7 +409,7 @@ def main():
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", default=["cpu", "gpu"])
-    parser.add_argument("--epochs", type=int, help="of base, instead of its own")
+    parser.add_argument("--epochs", type=int, help="of loopnest, instead of its own")
     parser.add_argument("--out", type=Path, help="file that gets all figures")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -399,7 +423,9 @@ def main():
     else:
         found = few(store, arguments.seeds, {kind: TARGETS[kind] for kind in arguments.kinds})
     if arguments.out:
-        arguments.out.write_text(json.dumps(as_json(found), indent=1, allow_nan=True) + "\n")
+        is_few = arguments.study == "few"
+        rows = rows_of_few(found, arguments.seeds) if is_few else rows_of(found)
+        write_figures(arguments.out, {"rows": rows})
 
 
 if __name__ == "__main__":

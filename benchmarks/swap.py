@@ -3,7 +3,7 @@
 Three versions of the shipped networks, whose score maps differ, serve in turn. The server keeps one beside the serving one, so each swap
 loads a version from disk. Every answer must equal the scores that the version it names gives by itself.
 
-    .venv/bin/python benchmarks/swap.py --swaps 500 --out FOLDER/swap.json
+    .venv/bin/python benchmarks/swap.py --swaps 500 --out FILE
 """
 
 import argparse
@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from load import Bodies, memory, milliseconds, quantile
+from provenance import write_figures
 from serving import start
 
 from tlp_client.wire.predict import read_predict
@@ -170,7 +171,7 @@ def main():
     for document in during.failed[:3]:
         print(document)
     if args.out:
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        write_figures(args.out, report)
 
 
 if __name__ == "__main__":

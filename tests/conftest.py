@@ -40,3 +40,11 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def session_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("session")
+
+
+@pytest.fixture(scope="session")
+def linear_version(session_dir: Path) -> Path:
+    """A version that scores the sum of the stages; platforms epyc, and k80 and v100."""
+    from models import write_linear_version  # the worker's environment has no onnx
+
+    return write_linear_version(session_dir / "linear")

@@ -54,8 +54,13 @@ class Release:
     @property
     def version(self):
         """The folder of the model version that served."""
-        (folder,) = (path for path in (self.folder / "registry").iterdir() if path.is_dir())
-        return folder
+        return self.folder / "registry" / self.json("registry/active.json")["active"]
+
+    @property
+    def versions(self):
+        """The folders of all model versions, the one that served first."""
+        folders = sorted(path for path in (self.folder / "registry").iterdir() if path.is_dir())
+        return sorted(folders, key=lambda folder: folder != self.version)
 
 
 RELEASES = [Release(folder) for folder in sorted(FOLDER.iterdir()) if folder.is_dir()]

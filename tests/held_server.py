@@ -13,7 +13,7 @@ from pathlib import Path
 import redis.asyncio
 
 from tlp_service.cli import main
-from tlp_service.engine.network import OnnxNetwork
+from tlp_service.inference.network import OnnxNetwork
 
 HOLD_FILE = Path(os.environ["HOLD_FILE"] or "/nonexistent")
 

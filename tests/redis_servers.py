@@ -1,6 +1,7 @@
 """Starts real Redis and Valkey servers with the options of a test."""
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,26 @@ def binary_of(name):
     if name not in (found := binaries()):
         pytest.skip(f"no {name}-server on the PATH")
     return Path(found[name])
+
+
+def url_fixture(*names):
+    """Return a fixture: the URL of each of these servers, with the options of the embedded one.
+
+    "outside" is the server that TLP_TEST_REDIS_URL names, if it names one.
+    """
+    outside = os.environ.get("TLP_TEST_REDIS_URL")
+
+    @pytest.fixture(scope="module", params=[name for name in names if name != "outside" or outside])
+    def url(request, tmp_path_factory):
+        from tlp_service.measurements.embedded import embedded_redis
+
+        if request.param == "outside":
+            yield outside
+            return
+        with embedded_redis(tmp_path_factory.mktemp("redis"), binary_of(request.param)) as url:
+            yield url
+
+    return url
 
 
 @contextlib.contextmanager

@@ -17,6 +17,10 @@ from itertools import chain
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
+
+from provenance import write_figures
+
 #: Numbers of the operators that each worker tunes, one after the other; the second's takes as long as the first's two.
 WORKERS = (("0", "2"), ("1",))
 
@@ -136,6 +140,10 @@ def stored_records(args):
     return sum(int(line.split()[1]) for line in shown[2:])
 
 
+def arguments_of(args):
+    return {name: getattr(args, name) for name in ("trials", "trials_per_round", "train_records")}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server-python", required=True, help="Python of the service's environment")
@@ -151,10 +159,12 @@ def main():
         action="store_true",
         help="fail unless both workers used a version that was learned",
     )
+    parser.add_argument("--json", type=Path, help="file that gets all figures (default: .demo/demo.json)")
     args = parser.parse_args()
     args.out = HERE.parents[1] / ".demo"
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir()
+    args.json = args.json or args.out / "demo.json"
     server, url = start_server(args)
     try:
         print(f"the service runs at {url}; its log is {args.out / 'server.log'}", flush=True)
@@ -183,6 +193,8 @@ def main():
             "that is well: what serves is only what ranks held-back candidates better than chance explains, and some hundred records may\n"
             f"not show that. What the trainer did is in {args.out / 'server.log'}"
         )
+    figures = {"arguments": arguments_of(args), "operators": report, "quality": quality["platforms"]}
+    write_figures(args.json, figures)
     if fallbacks or kept != measured or server.returncode != 0:
         sys.exit(f"the demo failed (the server's exit status is {server.returncode})")
     if args.expect_learning and not learned:

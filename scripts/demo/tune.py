@@ -100,6 +100,10 @@ def tune(name, args, log_file):
         "sample_pairs": pair_accuracy(scores[is_sample], costs[is_sample]),
         "pairs": pair_accuracy(scores[~failed], costs[~failed]),
         "versions": noted.versions,
+        # In the order in which they were measured, the random ones first; null for a run that failed.
+        "costs_ms": [
+            None if f else round(1e3 * c, 6) for f, c in zip(failed.tolist(), costs.tolist(), strict=True)
+        ],
     }
 
 

@@ -61,7 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="tlp", description="Cost-model prediction service for tensor-program tuning."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    add_serve(commands.add_parser("serve", help="start the server; settings are TLP_… variables, see README"))
+    add_serve(
+        commands.add_parser(
+            "serve", help="start the server; settings are TLP_… variables, see docs/operate.md"
+        )
+    )
     add_train(
         commands.add_parser(
             "train",

@@ -14,7 +14,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series be
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-#: platforms that get a label of their own; a caller could name any number of them
+#: Maximum platforms with a label of their own, since a client can name any number of them.
 _MAX_PLATFORMS = 64
 
 
@@ -22,15 +22,28 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self._add_requests(self.registry)
+        self._add_scoring(self.registry)
+        self._add_measurements(self.registry)
+        self._add_versions(self.registry)
+        self.quality = QualityCollector()
+        self.registry.register(self.quality)
+        self._platforms: set[str] = set()
+        self._versions: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def _add_requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter("tlp_requests", "Requests answered.", ["route", "status"], registry=registry)
         self.seconds = Histogram(
             "tlp_request_seconds",
-            "Time from request to answer.",
+            "Seconds from request to answer.",
             ["route"],
             registry=registry,
             buckets=_SECONDS,
         )
+
+    def _add_scoring(self, registry: CollectorRegistry) -> None:
         self.candidates = Counter(
             "tlp_candidates_scored", "Candidates scored.", ["platform_kind", "version"], registry=registry
         )
@@ -39,9 +52,29 @@ class Metrics:
         )
         self.truncated = Counter(
             "tlp_candidates_truncated",
-            "Candidates longer than the network reads; their last primitives did not count.",
+            "Candidates with more primitives than the network reads; the last primitives did not count.",
             registry=registry,
         )
+        self.cached = Counter(
+            "tlp_candidates_cached",
+            "Candidates that clients scored from their caches, as they report; at most TLP_MAX_CANDIDATES per request.",
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "tlp_candidates_waiting",
+            "Work units queued for scoring: candidates plus the cost of encoding their primitives.",
+            registry=registry,
+        )
+        self.clients = Gauge(
+            "tlp_clients_waiting", "Clients that have candidates queued for scoring.", registry=registry
+        )
+        self.rate = Gauge(
+            "tlp_candidates_per_second",
+            "Candidates that this server can score per second, as measured lately.",
+            registry=registry,
+        )
+
+    def _add_measurements(self, registry: CollectorRegistry) -> None:
         self.measurements = Counter(
             "tlp_measurements",
             "Measurements by outcome: accepted, duplicate, rejected.",
@@ -54,25 +87,9 @@ class Metrics:
             ["platform", "result"],
             registry=registry,
         )
-        self.cached = Counter(
-            "tlp_candidates_cached",
-            "Candidates that clients scored from their caches, as they report; at most TLP_MAX_CANDIDATES per request.",
-            registry=registry,
-        )
-        self.waiting = Gauge(
-            "tlp_candidates_waiting",
-            "Candidates that wait for the processor; to encode their primitives counts as some more.",
-            registry=registry,
-        )
-        self.clients = Gauge(
-            "tlp_clients_waiting", "Clients whose candidates wait for the processor.", registry=registry
-        )
-        self.rate = Gauge(
-            "tlp_candidates_per_second", "Candidates a second that can be scored.", registry=registry
-        )
         self.stream_length = Gauge(
             "tlp_measurement_stream_length",
-            "Records in the stream: those that wait for the recorder, or all where there is none.",
+            "Records in the stream: those that wait for the recorder, or all records if there is no recorder.",
             registry=registry,
         )
         self.writable = Gauge(
@@ -80,9 +97,11 @@ class Metrics:
             "1 if measurements can be kept, 0 if not; each scrape tries a write.",
             registry=registry,
         )
+
+    def _add_versions(self, registry: CollectorRegistry) -> None:
         self.model = Gauge(
             "tlp_model_loaded",
-            "1 for the version that is served, 0 for the others that are loaded.",
+            "1 for the version that serves, 0 for each other loaded version.",
             ["model", "version"],
             registry=registry,
         )
@@ -104,11 +123,6 @@ class Metrics:
             ["provider"],
             registry=registry,
         )
-        self.quality = QualityCollector()
-        registry.register(self.quality)
-        self._platforms: set[str] = set()
-        self._versions: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
 
     def set_loaded(self, versions: Sequence[tuple[str, str]]) -> None:
         """State the loaded versions as (model, version), the serving one first; the series of others end."""
@@ -131,7 +145,7 @@ class Metrics:
     def _remove(metric: Counter | Gauge, *labels: str) -> None:
         with contextlib.suppress(
             KeyError
-        ):  # as some versions of the library do where there is no such series
+        ):  # raised by some versions of the library if there is no such series
             metric.remove(*labels)
 
     def platform_label(self, platform: str) -> str:

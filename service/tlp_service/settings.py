@@ -48,77 +48,101 @@ class Settings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
     model: Path | None = Field(
-        None, description="Folder of the model version to serve, whatever the registry says."
+        None, description="Folder of the model version to serve, regardless of the registry."
     )
     registry: str | None = Field(
         None,
-        description="Folder, or URL that fsspec knows, of the versions; by default 'models' in the data folder.",
+        description="Folder or fsspec URL of the model versions; default: `models` in the data folder.",
     )
     registry_poll_s: float = Field(
-        2.0, gt=0, le=3600, description="Seconds after which the registry is looked at again."
+        2.0, gt=0, le=3600, description="Seconds between two checks of the registry."
     )
     kept_versions: int = Field(
         3,
         ge=0,
         le=100,
-        description="Versions that stay loaded beside the serving one, for rounds that began with them.",
+        description="Versions that stay loaded beside the serving one, for search rounds that began with them.",
     )
     admin_key: SecretStr | None = Field(
         None, description="Key of the registry's routes; without it they are closed."
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the network runs; cuda or no start.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description="Device that runs the network; with `cuda` the server does not start without a GPU.",
+    )
     threads: int = Field(
-        0, ge=0, le=1024, description="Threads that score; 0 for the CPUs this process may use."
+        0, ge=0, le=1024, description="Scoring threads; 0: one per CPU that the process may use."
     )
     chunk: int = Field(
-        0, ge=0, le=65536, description="Most candidates scored at a time; 0 for what is fastest here."
+        0,
+        ge=0,
+        le=65536,
+        description="Maximum number of candidates scored at a time; 0: the number that a calibration at start finds fastest.",
     )
     redis_url: SecretStr | None = Field(
-        None, description="Redis or Valkey for the measurement stream; without it the server starts its own."
+        None,
+        description="Redis 6.2 or later, or Valkey, for the measurement stream; without it the server starts its own.",
     )
     data_dir: Path = Field(
-        Path("tlp-data"), description="Folder of the server's own stream, record store and registry."
+        Path("tlp-data"), description="Folder of the embedded stream, the record store and the registry."
     )
     records: Path | None = Field(
-        None, description="Folder of the record store; by default 'records' in the data folder."
+        None, description="Folder of the record store; default: `records` in the data folder."
     )
     recorder: bool | None = Field(
         None,
-        description="Whether the server starts what moves measurements into the record store; "
-        "by default where the stream is its own.",
+        description="Whether the server starts the recorder, which moves measurements into the record store; "
+        "default: only if the server starts its own Redis.",
     )
-    max_body_mib: int = Field(8, ge=1, description="Largest body, before and after decompression, in MiB.")
+    max_body_mib: int = Field(
+        8,
+        ge=1,
+        description="Maximum size of a body in MiB, before and after decompression; beyond it the answer is 413.",
+    )
     max_decoded_mib: int = Field(
         80,
         ge=1,
-        description="Largest estimated memory of a decoded body, in MiB; beyond it the answer is 413.",
+        description="Maximum estimated memory of a decoded body in MiB; beyond it the answer is 413.",
     )
-    max_candidates: int = Field(65536, ge=1, description="Most candidates or records of one request.")
-    max_primitives: int = Field(16384, ge=1, description="Most distinct primitives of one task in a request.")
+    max_candidates: int = Field(
+        65536,
+        ge=1,
+        description="Maximum number of candidates or records in a request; beyond it the answer is 413.",
+    )
+    max_primitives: int = Field(
+        16384, ge=1, description="Maximum number of distinct primitives of one task in a request."
+    )
     max_waiting: int = Field(
-        262144, ge=1, description="Most candidates that wait to be scored; requests beyond get 429."
+        262144,
+        ge=1,
+        description="Maximum number of candidates that wait to be scored; beyond it the answer is 429.",
     )
     max_waiting_mib: int = Field(
         80,
         ge=1,
-        description="Largest memory of all requests from their first byte to their answer, in MiB; beyond it the answer is 429.",
+        description="Maximum memory in MiB of all requests, each from its first byte to its answer; beyond it the answer is 429.",
     )
     measurement_id_days: int = Field(
-        7, ge=1, le=3650, description="Days for which a measurement id is remembered."
+        7,
+        ge=1,
+        le=3650,
+        description="Days for which a measurement id is remembered; each id takes about 115 bytes of Redis memory.",
     )
 
     trainer: bool | None = Field(
         None,
-        description="Whether the server starts what learns from the record store; by default where the stream is its own, "
-        "the registry decides what serves, and torch is installed.",
+        description="Whether the server starts the trainer, which learns from the record store; "
+        "default: only if the server starts its own Redis, the registry decides what serves, and torch is installed.",
     )
-    trainer_threads: int = Field(1, ge=1, le=1024, description="Threads that the trainer computes with.")
+    trainer_threads: int = Field(1, ge=1, le=1024, description="Threads of the trainer.")
     train_records: int = Field(
-        512, ge=1, description="New records of a platform at which the trainer makes another version."
+        512, ge=1, description="New records of a platform after which the trainer makes a new version."
     )
-    train_s: float = Field(3600.0, gt=0, description="Seconds after which it makes one of fewer new records.")
+    train_s: float = Field(
+        3600.0, gt=0, description="Seconds after which the trainer makes a version from fewer new records."
+    )
 
     @field_validator("model", "registry", "admin_key", "records", "recorder", "trainer", mode="before")
     @classmethod

@@ -2,14 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from models import write_linear_version
 from serving import start
-
-
-@pytest.fixture(scope="session")
-def linear_version(session_dir: Path) -> Path:
-    """A version that scores the sum of the stages; platforms epyc, and k80 and v100."""
-    return write_linear_version(session_dir / "linear")
 
 
 @pytest.fixture(scope="session")

@@ -100,11 +100,13 @@ def test_a_content_type_that_is_not_read(server, route, content_type):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["/v1/predict", "/v1/measurements"])
 def test_a_body_of_200_megabytes(server, route):
     check(server.post(route, b" " * 200_000_000), 413, "too_large", "larger than the 8388608 bytes")
 
 
+@pytest.mark.slow
 def test_a_body_of_unknown_length_is_bounded_all_the_same(server):
     def chunks():
         for _ in range(200):
@@ -114,6 +116,7 @@ def test_a_body_of_unknown_length_is_bounded_all_the_same(server):
     check((status, json.loads(answer)), 413, "too_large", "larger than")
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb(server):
     bomb = gzip.compress(b" " * 1_000_000_000, compresslevel=9)
     assert len(bomb) < 1_000_000
@@ -342,6 +345,7 @@ def test_metric_labels_do_not_grow_with_what_callers_write(server):
     assert 'route="other",status="404"' in text
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.integers(0, 400), length=st.integers(0, 8), inserted=st.binary(max_size=6))
 def test_any_damage_to_a_body_has_a_defined_answer(server, measured_request, good, start, length, inserted):

@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 from forms import IDS, OUTBOX_URL, PLATFORM, RELEASES
-from serving import start
+from serving import start, until
 
-pytestmark = pytest.mark.parametrize("release", RELEASES, ids=IDS)
+from tlp_service.versions.registry import Registry
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("release", RELEASES, ids=IDS)]
 
 
 @pytest.fixture
@@ -40,6 +42,31 @@ def test_the_bytes_of_its_requests_are_answered_as_they_were(server, release):
         assert told == answers[name]
 
 
+def test_its_registry_is_served_and_its_versions_score_as_they_did(release, tmp_path):
+    """What its journal names serves, and any of its versions can be activated.
+
+    Scores of a real network may differ in the last bits between processors.
+    """
+    shutil.copytree(release.folder / "registry", tmp_path / "registry")
+    answers = release.json("answers.json")
+    with start(tmp_path / "server", registry=tmp_path / "registry", registry_poll_s=0.05) as server:
+        answer = server.post("/v1/predict", release.bytes("predict_request.json"))[1]
+        assert answer["version"] == release.version.name
+        assert answer["scores"] == answers["predict"]["scores"]
+        for folder in release.versions[1:]:
+            Registry(tmp_path / "registry").activate(folder.name, "test")
+            until(lambda name=folder.name: json.loads(server.get("/health/ready")[1])["version"] == name)
+            model = folder.name.split("-")[0]
+            request = release.json(f"predict_{model}_request.json")
+            for platform, known in answers[f"predict_{model}"].items():
+                request["task"]["platform"] = None if platform == "None" else platform
+                answer = server.post("/v1/predict", request)[1]
+                assert answer["version"] == known["version"] == folder.name
+                assert answer["errors"] == []
+                for name in ("scores", "validity"):
+                    assert answer[name] == pytest.approx(known[name], rel=1e-6)
+
+
 def test_its_connection_predicts(server, release):
     scores = release.run_client(
         """
@@ -60,7 +87,7 @@ print(json.dumps([[a.version, a.scores] for a in answers]))
     assert scores == [[answer["version"], answer["scores"]]] * 2
 
 
-#: The outbox adopts the file of a killed worker and gets further lines.
+#: The outbox adopts the file of a killed worker and gets further lines. Each release runs this, so it names only what all have.
 _SEND = """
 from pathlib import Path
 from tlp_client.connection import Connection
@@ -74,7 +101,7 @@ spool = Spool(Path(arguments["folder"]), arguments["outbox_url"], arguments["pla
 connection = Connection(arguments["url"], platform=arguments["platform"])
 requests, send = [], connection.send
 connection.send = lambda *a, **k: [requests.append(1), send(*a, **k)][1]
-box = Outbox(connection, "heir", spool=spool, first_pause_s=0.01, longest_pause_s=0.01, exit_wait_s=0)
+box = Outbox(connection, "heir", spool=spool, first_pause_s=0.01, exit_wait_s=0)
 records = [RecordParser().parse(line) for line in arguments["lines"]]
 box.put([(measurement_id(r, arguments["platform"]), r.to_line()) for r in records], None)
 while len(requests) < 3 and not box.flush(0.01):

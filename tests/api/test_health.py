@@ -16,6 +16,8 @@ from tlp_service.measurements.stream import PROBE, STREAM
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 
+pytestmark = pytest.mark.slow
+
 WRITABLE = "tlp_measurements_writable"
 
 

@@ -17,6 +17,8 @@ from serving import HANG_S, indexed, request_of, start, until
 
 from tlp_service.measurements.embedded import embedded_redis
 
+pytestmark = pytest.mark.slow
+
 
 def steps_of(lines):
     return [json.loads(line)["i"][1][1] for line in lines]

@@ -9,6 +9,8 @@ from serving import children_of, start, until
 
 from tlp_service.measurements.stream import STREAM
 
+pytestmark = pytest.mark.slow
+
 
 def in_stream(url):
     """The fields of every entry, over a connection of our own."""

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from serving import start, until
 
-#: Maximum MB of the server at the defaults, as the README states.
+pytestmark = pytest.mark.slow
+
+#: Maximum MB of the server at the defaults, as docs/operate.md states.
 WORST_MB = 450
 #: MB that the server may keep: its caches, and fragmented memory of the interpreter.
 KEPT_MB = 130

@@ -44,6 +44,7 @@ def test_the_version_can_be_stated_and_must_be_loaded(server, good, linear_versi
     assert "'published-000000000000' is not loaded" in answer["error"]
 
 
+@pytest.mark.slow
 def test_how_likely_candidates_are_to_run_is_told_where_it_is_asked(tmp_path, server, good, measured_lines):
     status, answer = server.post("/v1/predict", {**good[0], "validity": True})
     assert (status, answer["code"]) == (422, "invalid")
@@ -149,6 +150,7 @@ def test_a_platform_for_all_lines_is_a_fault_only_of_the_lines_it_contradicts(
     assert (status, answer["code"]) == (404, "unknown_platform")
 
 
+@pytest.mark.slow
 def test_a_model_that_gives_nan_is_a_defined_error_in_json(tmp_path, good):
     version = write_linear_version(tmp_path, factor=3e38)
     request = {**good[0], "primitives": [["CI", 0], ["CI", 100]], "candidates": [[0], [1]]}
@@ -181,6 +183,7 @@ def test_an_empty_schedule_among_others_is_scored(server, measured_lines):
     assert scores[31] == 0.5
 
 
+@pytest.mark.slow
 def test_a_passed_deadline_is_504(tmp_path, linear_version, good):
     hold = tmp_path / "hold"
     with start(tmp_path / "stream", model=linear_version, hold=hold) as server:
@@ -196,6 +199,7 @@ def test_a_senseless_deadline_is_422(server, good):
         assert (status, answer["code"]) == (422, "invalid")
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_429_and_says_when_to_come_back(tmp_path, linear_version, good):
     hold = tmp_path / "hold"
     with start(tmp_path / "stream", model=linear_version, max_waiting=60000, hold=hold) as server:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from models import write_linear_version
 from serving import HANG_S, children_of, start, until
 
 from tlp_service.measurements.embedded import embedded_redis
@@ -20,10 +19,7 @@ from tlp_service.measurements.stream import QUALITY, STREAM
 from tlp_service.records.reader import stored_records
 from tlp_service.records.store import RecordStore
 
-
-@pytest.fixture
-def version(tmp_path):
-    return write_linear_version(tmp_path / "version")
+pytestmark = pytest.mark.slow
 
 
 def measured(stages, speed):
@@ -41,16 +37,18 @@ def measured(stages, speed):
     ]
 
 
-def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_path, version):
-    request = {"format": 1, "worker": "w", "platform": "epyc", "version": version.name}
-    with start(tmp_path / "data", model=version, recorder=1) as server:
+def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_path, linear_version):
+    request = {"format": 1, "worker": "w", "platform": "epyc", "version": linear_version.name}
+    with start(tmp_path / "data", model=linear_version, recorder=1) as server:
         empty = json.loads(server.get("/v1/quality")[1])
         assert empty == {"time": None, "serving": None, "platforms": {}}
         assert server.post("/v1/measurements", {**request, "records": measured(range(1, 9), 1)})[0] == 200
         until(lambda: server.metric("tlp_measurement_stream_length") == 0)
-        figures = until(lambda: json.loads(server.get("/v1/quality")[1])["platforms"])["epyc"][version.name]
+        figures = until(lambda: json.loads(server.get("/v1/quality")[1])["platforms"])["epyc"][
+            linear_version.name
+        ]
         assert (figures["measured"], figures["pair_accuracy"], figures["serving"]) == (8, 1.0, True)
-        labels = f'{{platform="epyc",version="{version.name}"}}'
+        labels = f'{{platform="epyc",version="{linear_version.name}"}}'
         assert server.metric(f"tlp_prediction_pair_accuracy{labels}") == 1.0
         assert server.metric(f"tlp_prediction_top1_regret{labels}") == 0.0
         assert server.metric(f"tlp_prediction_outlier_share{labels}") == 0.0
@@ -61,8 +59,8 @@ def test_measurements_go_into_the_store_and_their_prediction_error_is_told(tmp_p
     ]
 
 
-def test_recorder_and_trainer_stay_behind_the_server(tmp_path, version):
-    with start(tmp_path / "data", model=version, recorder=1, trainer=1) as server:
+def test_recorder_and_trainer_stay_behind_the_server(tmp_path, linear_version):
+    with start(tmp_path / "data", model=linear_version, recorder=1, trainer=1) as server:
         found = until(lambda: (c := children_of(server.process.pid)).keys() >= {"recorder", "trainer"} and c)
         for name, behind in (("recorder", 10), ("trainer", 5)):
             pid, nice = found[name], min(19, os.getpriority(os.PRIO_PROCESS, server.process.pid) + behind)
@@ -72,14 +70,14 @@ def test_recorder_and_trainer_stay_behind_the_server(tmp_path, version):
                 until(lambda group=group, nice=nice: group.read_text().endswith(f"nice {nice}\n"))
 
 
-def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
+def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, linear_version):
     request = {"format": 1, "worker": "w", "platform": "epyc", "records": measured(range(1, 4), 1)}
     with embedded_redis(tmp_path / "outside") as url:
-        with start(tmp_path / "a", model=version, redis_url=url, recorder="") as server:
+        with start(tmp_path / "a", model=linear_version, redis_url=url, recorder="") as server:
             server.post("/v1/measurements", request)
             time.sleep(2)
             assert server.metric("tlp_measurement_stream_length") == 3
-        with start(tmp_path / "b", model=version, redis_url=url, recorder=1) as server:
+        with start(tmp_path / "b", model=linear_version, redis_url=url, recorder=1) as server:
             until(lambda: server.metric("tlp_measurement_stream_length") == 0)
     assert RecordStore(tmp_path / "b" / "records").platforms == ("epyc",)
 
@@ -99,10 +97,10 @@ def test_an_outside_stream_has_no_recorder_unless_told(tmp_path, version):
     ],
     ids=lambda told: told[:40].decode(errors="replace") + f"... {len(told)} bytes",
 )
-def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
+def test_what_is_no_document_of_quality_is_none(tmp_path, linear_version, told):
     with (
         embedded_redis(tmp_path / "outside") as url,
-        start(tmp_path / "a", model=version, redis_url=url) as server,
+        start(tmp_path / "a", model=linear_version, redis_url=url) as server,
     ):
         with redis.Redis.from_url(url) as client:
             client.set(QUALITY, told)
@@ -110,7 +108,7 @@ def test_what_is_no_document_of_quality_is_none(tmp_path, version, told):
         assert server.get("/metrics")[0] == 200
 
 
-def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
+def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, linear_version):
     told = {
         "time": 1.0,
         "serving": "v",
@@ -118,7 +116,7 @@ def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
     }
     with (
         embedded_redis(tmp_path / "outside") as url,
-        start(tmp_path / "a", model=version, redis_url=url) as server,
+        start(tmp_path / "a", model=linear_version, redis_url=url) as server,
     ):
         with redis.Redis.from_url(url) as client:
             client.set(QUALITY, json.dumps(told))
@@ -132,13 +130,13 @@ def test_figures_of_a_stream_that_is_away_are_not_shown(tmp_path, version):
 
 
 @pytest.mark.parametrize("lost", ["flushed", "another server"])
-def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, version, lost):
+def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, linear_version, lost):
     """ag2ai/faststream #2611 and nexi-lab/nexus #4338: the group was gone, and nothing made it again."""
     store = tmp_path / "a" / "records"
     request = {"format": 1, "worker": "w", "platform": "epyc"}
     with (
         embedded_redis(tmp_path / "outside") as url,
-        start(tmp_path / "a", model=version, redis_url=url, recorder=1) as server,
+        start(tmp_path / "a", model=linear_version, redis_url=url, recorder=1) as server,
     ):
         assert server.post("/v1/measurements", {**request, "records": measured(range(1, 4), 1)})[0] == 200
         until(lambda: list(store.glob("platform=*/*.parquet")))
@@ -160,17 +158,17 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, vers
         assert errors or lost == "flushed"
 
 
-def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, version):
+def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, linear_version):
     """prometheus/client_python #275 and #568: each restart added files, so scrapes grew slow and told of dead processes.
 
     Each of 200 recorders hears of a platform of its own, tells of it, and is killed.
     """
     line = json.dumps(measured([1], 1)[0]["record"])
-    told = {"TLP_RECORDS": str(tmp_path / "records"), "TLP_MODEL": str(version)}
+    told = {"TLP_RECORDS": str(tmp_path / "records"), "TLP_MODEL": str(linear_version)}
     seen = []
     with (
         embedded_redis(tmp_path / "outside") as url,
-        start(tmp_path / "a", model=version, redis_url=url) as server,
+        start(tmp_path / "a", model=linear_version, redis_url=url) as server,
         redis.Redis.from_url(url, decode_responses=True) as client,
     ):
         server.get("/metrics")  # which counts itself from then on
@@ -180,7 +178,7 @@ def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, version)
                 command, env={**os.environ, **told, "TLP_REDIS_URL": url}, timeout=HANG_S, check=True
             )
             lines = server.get("/metrics")[1].decode().splitlines()
-            series = f'tlp_prediction_measured{{platform="p{last - 1}",version="{version.name}"}} 1.0'
+            series = f'tlp_prediction_measured{{platform="p{last - 1}",version="{linear_version.name}"}} 1.0'
             assert [line for line in lines if line.startswith("tlp_prediction_measured{")] == [series]
             consumers = len(client.xinfo_consumers(STREAM, GROUP))
             seen.append(

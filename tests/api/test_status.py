@@ -107,11 +107,13 @@ def test_a_port_in_use_is_named(capsys, monkeypatch, server, linear_version):
     assert f"TLP_PORT={server.port}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_none_is_pointed_out(tmp_path, linear_version):
     with start(tmp_path / "stream", model=linear_version, thread=3) as server:
         assert "TLP_THREAD is no setting" in server.log
 
 
+@pytest.mark.slow
 def test_secrets_are_masked_in_the_log(tmp_path, linear_version):
     url = "redis://:hunter2@127.0.0.1:1/0"
     with start(tmp_path / "unused", wait=False, model=linear_version, redis_url=url) as server:
@@ -119,6 +121,7 @@ def test_secrets_are_masked_in_the_log(tmp_path, linear_version):
         assert "hunter2" not in server.log
 
 
+@pytest.mark.slow
 def test_sigterm_with_50_requests_waiting_answers_them_all_and_exits_with_0(tmp_path, measured_lines):
     """What has begun is scored, the rest is told to go elsewhere, and nobody is cut off."""
     steps = [json.loads(line)["i"][1][1] for line in measured_lines[:40]]

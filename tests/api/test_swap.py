@@ -15,8 +15,10 @@ from tlp_service.api import documents
 from tlp_service.settings import shipped_model
 from tlp_service.versions.hints import CHANNEL
 from tlp_service.versions.manifest import MAX_DOCUMENT_BYTES
-from tlp_service.versions.places import ACTIVE
 from tlp_service.versions.registry import Registry
+from tlp_service.versions.storage import ACTIVE
+
+pytestmark = pytest.mark.slow
 
 KEY = "s3cret-key"
 SLOW = 3600  # seconds, where only a hint or a wake can be in time
@@ -185,7 +187,7 @@ def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, r
     names = [source.name for source in sources]
     server = launch()
     # Activated before it was damaged, so only the load can find out.
-    file = registry._place._path / names[1] / "cpu.onnx"
+    file = registry._storage._path / names[1] / "cpu.onnx"
     whole = file.read_bytes()
     verify, registry._verify = registry._verify, lambda version: None
     file.write_bytes(b"cut")
@@ -194,7 +196,7 @@ def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, r
     mark = registry.journal().marks[names[1]]
     assert mark.state == "failed"
     assert f": {names[1]}/cpu.onnx: sha256 differs" in mark.reason
-    assert str(registry._place._path) not in mark.reason
+    assert str(registry._storage._path) not in mark.reason
     _, answer = server.post("/v1/predict", good[0])
     assert (answer["version"], answer["scores"]) == (names[0], scores_of(1))
     assert server.metric("tlp_version_failed_loads_total") == 1
@@ -208,7 +210,7 @@ def test_a_version_that_fails_to_load_is_marked_and_the_old_one_serves(launch, r
 def test_a_server_that_starts_on_a_damaged_version_takes_the_one_before(launch, registry, sources):
     names = [source.name for source in sources]
     registry.activate(names[1], "test")
-    (registry._place._path / names[1] / "gpu.onnx").write_bytes(b"cut")
+    (registry._storage._path / names[1] / "gpu.onnx").write_bytes(b"cut")
     assert served(launch()) == names[0]
     assert registry.journal().marks[names[1]].state == "failed"
 
@@ -251,7 +253,7 @@ def test_a_registry_that_is_not_a_folder_is_followed_through_copies(
 
 def test_a_registry_that_cannot_be_read_leaves_the_old_version_serving(launch, registry, sources):
     server = launch()
-    document = registry._place._path / "active.json"
+    document = registry._storage._path / "active.json"
     whole = document.read_bytes()
     document.write_bytes(b"{")
     until(lambda: "can't be followed" in server.log)

@@ -4,18 +4,21 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from serving import Server, request_of
 
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.plan import Plan, Run
-from tlp_service.engine.score_map import map_scores
-from tlp_service.errors import BadSettings, BadVersion
+from tlp_client.wire.predict import PredictRequest, ScoreRequest
+from tlp_service.errors import BadSettings, BadVersion, InvalidBody
 from tlp_service.families import ENTRY_POINTS, _others, family_named, preset_named
 from tlp_service.families.family import Family
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.plan import Plan, Run
+from tlp_service.inference.score_map import map_scores
+from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import read_manifest
 from tlp_service.versions.registry import Registry
@@ -49,16 +52,32 @@ class CountPlan(Plan):
         return Run(np.arange(first, first + len(counts)), positions, counts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted(ScoreRequest):
+    """A kind of request that no other family reads: candidates by their numbers of primitives."""
+
+    counts: list[int]
+
+    @property
+    def candidates(self):
+        return len(self.counts)
+
+
+def _counts_of(request):
+    return request.counts if isinstance(request, Counted) else request.lengths
+
+
 class Toy(Family):
     """Scores a candidate by its number of primitives."""
 
     name = NAME
+    requests = (PredictRequest, Counted)
     models = (NAME,)
 
     def inputs_in_steps(self, asked):
         for one in asked:
-            yield len(one.request.lengths)
-        return [self._inputs(one.request.lengths) for one in asked]
+            yield one.request.candidates
+        return [self._inputs(_counts_of(one.request)) for one in asked]
 
     def probe(self, network, candidates):
         return self._inputs(np.arange(candidates))
@@ -182,6 +201,11 @@ def test_a_family_of_another_package_is_trained_exported_activated_and_served(in
         asked = request_of([[["CI", n] for n in range(count)] for count in counts])
         status, answer = server.post("/v1/predict", {**asked, "version": version.name})
         assert (status, answer["model"], answer["version"]) == (200, NAME, version.name)
+    counted = Counted(target="llvm", platform=None, version=None, report_invalid=True, counts=counts)
+    assert Scorer(version).score(counted).scores == pytest.approx(answer["scores"], abs=1e-6)
+    with pytest.raises(InvalidBody, match="does not read a Counted; ask for a version that does") as refused:
+        Scorer(shipped_model()).score(counted)
+    assert refused.value.code == "unsupported"
     from tlp_service.training.export import read_weights
 
     slope, offset = (float(weight.flatten()[0]) for _, weight in sorted(read_weights(version / network.file).items(), reverse=True))  # fmt: skip

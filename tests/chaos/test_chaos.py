@@ -1,6 +1,9 @@
 """A short run of the chaos script; `chaos.py --seconds 300 --records 20000` is the long one."""
 
+import pytest
 from chaos import run
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_record_is_in_the_store_once_whatever_is_killed(tmp_path):

@@ -19,6 +19,8 @@ from tlp_client.tasks import Task
 from tlp_client.wire.measurements import encode_measurements, measurement_id
 from tlp_client.wire.predict import encode_predict
 
+pytestmark = pytest.mark.slow
+
 REFUSALS = [
     (release, refusal) for release in RELEASES for refusal in release.json("answers.json")["refusals"]
 ]

@@ -1,4 +1,4 @@
-"""The outbox over a fake connection. Its thread is real; waits are for events, not for time."""
+"""The outbox over a fake connection, in memory and on disk. Its thread is real; waits are for events, not for time."""
 
 import json
 import os
@@ -55,13 +55,34 @@ def service():
     return Service()
 
 
+@pytest.fixture(params=["in memory", "on disk"])
+def spool(request, tmp_path):
+    return Spool(tmp_path, "http://x", None) if request.param == "on disk" else None
+
+
 @pytest.fixture
-def outbox(service):
+def begin(service, spool):
+    """Return a function that begins an outbox, which leaves nothing on disk if nothing waits."""
+    boxes = []
     pauses = {"first_pause_s": 0.001, "max_pause_s": 0.002, "first_aside_s": 1e6, "max_aside_s": 1e6}
-    box = Outbox(service, "w", batch=4, **pauses)
-    yield box
-    service.open.set()
-    box.close()
+
+    def begin(service=service, **options):
+        boxes.append(Outbox(service, "w", spool=spool, **{"batch": 4, **pauses, **options}))
+        return boxes[-1]
+
+    yield begin
+    for box in boxes:
+        box._connection.open.set()
+        box.close()
+        if box._thread is not None:
+            box._thread.join(HANG_S)
+        if spool is not None and not box.waiting:
+            assert [path for path in spool.folder.iterdir() if path != spool.quarantine.path] == []
+
+
+@pytest.fixture
+def outbox(begin):
+    return begin()
 
 
 def letters(*numbers):
@@ -94,12 +115,26 @@ def test_records_arrive_in_order_and_in_batches(outbox, service):
     assert (outbox.acknowledged, outbox.waiting) == (10, 0)
 
 
-def test_put_returns_while_the_service_hangs(outbox, service):
+def test_put_takes_no_network_and_is_on_disk_when_it_returns(begin, spool):
+    threads = set()
+
+    class Hanging(Service):
+        def send(self, lines, *, worker, version):
+            threads.add(threading.current_thread())
+            return super().send(lines, worker=worker, version=version)
+
+    service = Hanging()
     service.open.clear()
-    outbox.put(letters(1), None)
-    outbox.put(letters(2), None)
-    assert outbox.waiting == 2
-    assert not outbox.flush(0.05)
+    box = begin(service)
+    box.put(letters(*range(512)), "v1")
+    box.put(letters(512), "v1")
+    assert (box.waiting, box.acknowledged, service.requests) == (513, 0, [])
+    assert box.folder == (None if spool is None else spool.folder)  # all of them
+    assert not box.flush(0.05)
+    service.open.set()
+    assert box.flush(HANG_S)
+    assert threading.current_thread() not in threads
+    assert len(service.order) == 513
 
 
 def test_what_was_not_acknowledged_is_sent_again_under_the_same_ids(outbox, service):
@@ -147,21 +182,18 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=str)
-def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(tmp_path, service, refusal):
+def test_the_refusal_of_a_whole_request_is_no_verdict_on_its_records(outbox, spool, service, refusal):
     """Data loss at an upgrade: a server of another wire format answered 'invalid', and all letters were dropped."""
     service.refusal = refusal
-    spool = Spool(tmp_path, "http://x", None)
-    box = Outbox(service, "w", spool=spool, batch=4, first_pause_s=0.001, max_pause_s=0.002)
-    box.put(letters(*range(10)), "v1")
-    until(box, lambda: len(service.requests) >= 12)
-    assert (box.waiting, box.acknowledged, box.rejected) == (10, 0, 0)
-    assert box.folder == tmp_path
+    outbox.put(letters(*range(10)), "v1")
+    until(outbox, lambda: len(service.requests) >= 12)
+    assert (outbox.waiting, outbox.acknowledged, outbox.rejected) == (10, 0, 0)
+    assert outbox.folder == (None if spool is None else spool.folder)
     service.refusal = None  # a server that accepts them
-    assert box.flush(HANG_S)
-    box.close()
+    assert outbox.flush(HANG_S)
     assert sorted(service.order) == sorted(f"id-{n}" for n in range(10))
-    assert (box.acknowledged, box.rejected) == (10, 0)
-    assert list(tmp_path.glob("quarantine*")) == []
+    assert (outbox.acknowledged, outbox.rejected) == (10, 0)
+    assert spool is None or not spool.quarantine.path.exists()
 
 
 #: What ends the server, or this client's own request: no answer at all.
@@ -185,20 +217,11 @@ def test_a_letter_with_which_no_request_gets_through_waits_and_holds_up_no_other
     assert sorted(service.kept) == sorted(f"id-{n}" for n in range(9))
 
 
-#: Options of an outbox that hardly pauses, but sets letters aside for longer than a test takes.
-LONG_ASIDE = {
-    "first_pause_s": 0.0001,
-    "max_pause_s": 0.0002,
-    "first_aside_s": 1e6,
-    "max_aside_s": 4e6,
-}
-
-
 @pytest.mark.parametrize("silence", SILENCES, ids=str)
-def test_a_letter_that_ends_the_server_is_tried_ever_less_often(service, silence, caplog):
+def test_a_letter_that_ends_the_server_is_tried_ever_less_often(begin, service, silence, caplog):
     """It stayed at the head of the queue, so the server was ended again and again, and no other letter was sent."""
     service.refusals = {"id-2": silence}
-    box = Outbox(service, "w", batch=4, exit_wait_s=0, **LONG_ASIDE)
+    box = begin(first_pause_s=0.0001, max_pause_s=0.0002)
     box.put(letters(*range(4)), "v1")
     for n in range(4, 200):  # the search goes on
         box.put(letters(n), "v1")
@@ -215,17 +238,14 @@ def test_a_letter_that_ends_the_server_is_tried_ever_less_often(service, silence
     assert box.flush(HANG_S)
     assert "id-2" in service.kept
     assert (box.acknowledged, box.rejected) == (300, 0)
-    box.close()
 
 
-def test_after_an_outage_letters_wait_no_longer_than_without(service):
+def test_after_an_outage_letters_wait_no_longer_than_without(outbox, service):
     service.faults = [Unreachable("down")] * 40
-    box = Outbox(service, "w", batch=4, exit_wait_s=0, **LONG_ASIDE)
     for n in range(12):
-        box.put(letters(n), f"v{n % 3}")
-    until(box, lambda: box.waiting == 0)  # without a flush, which recalls what was set aside
-    assert box.acknowledged == 12
-    box.close()
+        outbox.put(letters(n), f"v{n % 3}")
+    until(outbox, lambda: outbox.waiting == 0)  # without a flush, which recalls what was set aside
+    assert outbox.acknowledged == 12
 
 
 def test_a_short_outage_changes_no_order(outbox, service):
@@ -235,7 +255,7 @@ def test_a_short_outage_changes_no_order(outbox, service):
     assert service.order == [f"id-{n}" for n in range(10)]
 
 
-def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(service):
+def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(begin):
     class Choosy(Service):
         def send(self, lines, *, worker, version):
             if version == "v1":
@@ -243,20 +263,20 @@ def test_letters_of_a_worker_or_version_that_is_refused_hold_up_no_other(service
             return super().send(lines, worker=worker, version=version)
 
     service = Choosy()
-    box = Outbox(service, "w", batch=4, first_pause_s=0.001, max_pause_s=0.002)
+    box = begin(service)
     for n in range(6):
         box.put(letters(n), f"v{n % 2}")
     until(box, lambda: box.waiting == 3)
     assert sorted(service.order) == ["id-0", "id-2", "id-4"]
-    box.close()
 
 
-def test_a_service_that_refuses_all_is_asked_ever_less_and_one_warning_says_what_to_do(service, caplog):
+def test_a_service_that_refuses_all_is_asked_ever_less_and_one_warning_says_what_to_do(
+    begin, service, caplog
+):
     service.faults = [Refused(422, "format: this is wire format 2, not 1", "unknown_format")] * 12
-    box = Outbox(service, "w", batch=64, first_pause_s=0.001, max_pause_s=0.002)
+    box = begin(batch=64)
     box.put(letters(*range(64)), None)
     assert box.flush(HANG_S)
-    box.close()
     assert [count for count, _ in service.requests[:8]] == [64, 32, 16, 8, 4, 2, 1, 1]
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "422: format: this is wire format 2, not 1" in warning
@@ -308,6 +328,7 @@ def test_a_rejected_record_is_kept_in_quarantine_and_never_sent_again(tmp_path, 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("spool", ["in memory"], indirect=True)
 def test_a_rejected_record_without_a_folder_is_in_the_log(outbox, service, caplog):
     service.poison = {"id-1"}
     outbox.put(letters(1), "v1")
@@ -415,16 +436,15 @@ def test_the_ids_that_went_last_are_remembered(outbox, service, monkeypatch):
     assert sum(count for count, _ in service.requests) == 4  # 1 was forgotten and is sent again
 
 
-def test_beyond_its_capacity_the_oldest_are_dropped_and_counted(service, caplog):
+def test_beyond_its_capacity_the_oldest_are_dropped_and_counted(begin, service, caplog):
     service.open.clear()
-    box = Outbox(service, "w", capacity=3, first_pause_s=0.001)
+    box = begin(capacity=3)
     box.put(letters(*range(5)), None)
     assert (box.waiting, box.dropped) == (3, 2)
     service.open.set()
     assert box.flush(HANG_S)
     assert service.order[-3:] == ["id-2", "id-3", "id-4"]
     assert caplog.text.count("oldest are dropped") == 1
-    box.close()
 
 
 def test_a_surprise_does_not_end_the_thread(outbox, service):

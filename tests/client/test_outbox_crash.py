@@ -247,27 +247,6 @@ def test_a_closed_outbox_leaves_what_waits_to_the_next(tmp_path):
     assert service.order == ids(1, 2)
 
 
-def test_put_takes_no_network_and_is_on_disk_when_it_returns(tmp_path):
-    threads = set()
-
-    class Hanging(Service):
-        def send(self, lines, *, worker, version):
-            threads.add(threading.current_thread())
-            return super().send(lines, worker=worker, version=version)
-
-    service = Hanging()
-    service.open.clear()
-    box = outbox_in(tmp_path, service)
-    box.put(letters(*range(512)), "v1")
-    assert (box.waiting, box.acknowledged, service.requests) == (512, 0, [])
-    assert box.folder == tmp_path  # all of them
-    service.open.set()
-    assert box.flush(HANG_S)
-    box.close()
-    assert threading.current_thread() not in threads
-    assert len(service.order) == 512
-
-
 def test_where_the_folder_cannot_be_written_records_are_sent_from_memory(tmp_path, caplog):
     (tmp_path / "file").touch()
     service = Service()

@@ -83,6 +83,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_any_json_is_a_primitive_or_a_clear_refusal(step):
     try:

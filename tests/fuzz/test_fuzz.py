@@ -5,6 +5,8 @@ import logging
 import pytest
 from fuzz import fuzz_parsers, fuzz_sockets
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):

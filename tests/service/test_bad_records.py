@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from models import write_linear_version
 
 from tlp_service.cli import main
 from tlp_service.evaluation.evaluate import evaluate
@@ -15,7 +14,6 @@ from tlp_service.families.published.features import PUBLISHED
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platform_table import OnePlatform, PlatformTable
 from tlp_service.records.reader import part_of_store, stored_records
-from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets, valid_records
 
 EPYC = OnePlatform("epyc")
@@ -30,12 +28,6 @@ def line(stage=1, costs=(0.1,), error_no=0, key='["w"]', target="llvm", steps=No
 
 #: two candidates that nothing is wrong with, the later stage twice as fast
 GOOD = [line(1, [0.2]), line(2, [0.1])]
-
-
-@pytest.fixture(scope="module")
-def scorer(tmp_path_factory):
-    """A version that takes candidates of later stages to be faster."""
-    return Scorer(write_linear_version(tmp_path_factory.mktemp("linear")))
 
 
 def write(path, lines):
@@ -311,6 +303,7 @@ def test_a_log_that_grows_while_it_is_read_gives_its_whole_lines_and_the_rest_la
     assert import_logs([log], store, EPYC, processes=1)[1] == {"epyc": 0}
 
 
+@pytest.mark.slow
 def test_a_log_may_be_imported_at_any_moment_of_its_search(store, tmp_path):
     log = tmp_path / "log.json"
     contents = "".join(line(n) + "\n" for n in range(20))

@@ -135,6 +135,7 @@ CACHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 def test_ten_times_the_bound_leaves_the_bound(cache) -> None:
     count, bound = CACHES[cache]
@@ -171,6 +172,7 @@ def test_what_a_text_is_of_is_known_after_others_were_forgotten() -> None:
         del record
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_tuple_is_all_of_it() -> None:
     gc.collect()
     tracemalloc.start()

@@ -89,6 +89,7 @@ def test_a_store_whose_name_is_not_utf8_is_refused_before_it_is_made(tmp_path, l
     assert not os.path.lexists(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["models", "show"], ["evaluate"]], ids=lambda c: c[0])
 def test_a_reader_that_leaves_is_no_fault_of_what_is_read(tmp_path, log, command):
     """`tlp models show … | head` called the registry broken, and `tlp evaluate` failed."""

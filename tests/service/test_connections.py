@@ -127,6 +127,7 @@ def status_of(answer: bytes) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["code"]
 
 
+@pytest.mark.slow
 def test_one_request_of_a_connection_at_a_time() -> None:
     async def test() -> None:
         async with serving() as served:
@@ -278,6 +279,7 @@ def test_the_rest_of_a_body_that_was_answered_has_an_end() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_is_dropped() -> None:
     async def test() -> None:
         async with serving() as served:
@@ -321,6 +323,7 @@ def test_an_answer_that_is_read_byte_by_byte_is_dropped_too() -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_the_answers_of_all_connections_are_bounded() -> None:
     async def test() -> None:
         async with serving(ConnectionLimits(max_held_bytes=3 * LARGE)) as served:

@@ -15,6 +15,7 @@ from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.settings import read_settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", ["the socket", "its folder"])
 def test_a_socket_that_is_tidied_away_comes_back_with_all_that_was_kept(tmp_path, taken):
     """systemd-tmpfiles, tmpreaper and rm -rf /tmp/* remove it. Then no client could connect, and the server could not restart."""

@@ -123,6 +123,7 @@ def test_a_version_is_evaluated_task_by_task(tmp_path):
     assert document["platforms"]["epyc"]["kendall_tau"]["value"] == 1
 
 
+@pytest.mark.slow
 def test_the_command_on_a_log_and_on_a_part_of_a_store(tmp_path, measured_lines, capsys):
     log = tmp_path / "my.json"
     log.write_text("\n".join([*measured_lines, "{"]))

@@ -9,11 +9,11 @@ import pytest
 from models import write_linear_onnx
 from serving import HANG_S
 
-from tlp_service.engine.network import OnnxNetwork
-from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import DeadlinePassed, NotReady, QueueFull, ScoringFailed
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
+from tlp_service.inference.work import ScoringWork
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 

@@ -286,6 +286,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(ACTIONS, st.booleans())
 def test_whatever_happens_each_candidate_is_handed_out_once_or_its_job_has_ended(actions, mixes):

@@ -139,7 +139,7 @@ def test_a_version_that_cannot_be_marked_is_not_tried_again(
     def refuse(*_):
         raise OSError("read-only")
 
-    monkeypatch.setattr(registry._place, "change", refuse)
+    monkeypatch.setattr(registry._storage, "change", refuse)
     follower.follow()
     follower.follow()
     assert loader.asked == [names[1]]
@@ -226,7 +226,7 @@ async def test_a_version_that_fails_and_cannot_be_marked_is_not_waited_for(
     def refuse(*_):
         raise OSError("read-only")
 
-    monkeypatch.setattr(registry._place, "change", refuse)
+    monkeypatch.setattr(registry._storage, "change", refuse)
     assert not await following.wait_for(names[1], HANG_S)
     assert not await following.wait_for(names[1], HANG_S)
     assert loader.asked == [names[1]]

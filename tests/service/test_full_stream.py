@@ -1,17 +1,16 @@
 """Emptying a full Redis needs no memory: the recorder does it with and without its group and dead letters."""
 
-import asyncio
-
 import pytest
 import redis
 from redis_servers import binaries, redis_server
+from streams import append, entries_of, send
 
 from tlp_service.errors import NotReady
 from tlp_service.measurements import dead_letters
 from tlp_service.measurements import recorder as recorder_module
 from tlp_service.measurements.dead_letters import DEAD, letter_of
 from tlp_service.measurements.recorder import Recorder
-from tlp_service.measurements.stream import GROUP, STREAM, Entry, MeasurementStream
+from tlp_service.measurements.stream import GROUP, STREAM
 from tlp_service.records.store import RecordStore
 
 FULL = ("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
@@ -36,24 +35,12 @@ def recorder(url, tmp_path):
     recorder.close()
 
 
-def append(url, entries):
-    async def once():
-        stream = MeasurementStream(url)
-        try:
-            return len(await stream.append(entries))
-        finally:
-            await stream.close()
-
-    return asyncio.run(once())
-
-
 def fill(url, lines):
     """Append until the server is full; return how many were acknowledged."""
     count = 0
     while True:
-        entries = [Entry(f"{count + n}", lines[n % len(lines)], "w", "epyc", "") for n in range(100)]
         try:
-            count += append(url, entries)
+            count += len(append(url, entries_of(lines[:100], prefix=f"{count}-")))
         except NotReady:
             return count
 
@@ -78,13 +65,12 @@ def test_a_full_stream_is_emptied_and_takes_measurements_again(url, client, reco
             client.xgroup_create(STREAM, GROUP, id="0")
     assert client.xlen(STREAM) == count > 100
     drain(client, recorder)
-    later = Entry("later", measured_lines[0], "w", "epyc", "")
-    assert append(url, [later]) == 1
+    assert append(url, entries_of(measured_lines[:1], prefix="later")) == [0]
 
 
+@pytest.mark.slow
 def test_entries_that_are_no_records_do_not_keep_a_server_full(url, client, recorder, measured_lines):
-    for entry in [Entry(f"bad{n}", "{", "w", "epyc", "") for n in range(3)]:
-        append(url, [entry])
+    append(url, entries_of(["{"] * 3, prefix="bad"))
     fill(url, measured_lines)
     drain(client, recorder)
     assert client.xlen(DEAD) == 3
@@ -94,8 +80,7 @@ def test_dead_letters_that_cannot_be_kept_are_logged_and_the_rest_goes_on(
     url, client, recorder, measured_lines, caplog
 ):
     client.set(DEAD, "no stream")  # a key of the wrong type
-    (bad,) = (client.xadd(STREAM, Entry("a", "{", "w", "epyc", "")._asdict()),)
-    client.xadd(STREAM, Entry("b", measured_lines[0], "w", "epyc", "")._asdict())
+    bad, _ = send(client, entries_of(["{", measured_lines[0]]))
     moved = recorder.step()
     assert (list(moved.dead), len(moved.records)) == ([bad], 1)
     assert client.xlen(STREAM) == 0
@@ -108,10 +93,9 @@ def test_dead_letters_that_cannot_be_kept_are_logged_and_the_rest_goes_on(
 def test_a_batch_is_bounded_in_bytes_too(client, recorder, measured_lines, monkeypatch, given):
     limit = 20_000
     monkeypatch.setattr(recorder_module, "_MAX_BATCH_BYTES", limit)
-    entries = [Entry(str(n), line, "w", "epyc", "") for n, line in enumerate(measured_lines[:120])]
+    entries = entries_of(measured_lines[:120])
     large = entries[7]._replace(record=measured_lines[7].replace("{", "{" + " " * 3 * limit, 1))
-    for entry in [*entries[:7], large, *entries[8:]]:
-        client.xadd(STREAM, entry._asdict())
+    send(client, [*entries[:7], large, *entries[8:]])
     if given:
         client.xgroup_create(STREAM, GROUP, id="0")
         client.xreadgroup(GROUP, "one", {STREAM: ">"}, count=200)
@@ -130,8 +114,7 @@ def test_what_another_consumer_left_is_taken_over_in_bounded_batches(
 ):
     monkeypatch.setattr(recorder_module, "_MAX_BATCH_BYTES", 20_000)
     monkeypatch.setattr(recorder_module, "_CLAIM_S", 0.0)
-    for n, line in enumerate(measured_lines[:100]):
-        client.xadd(STREAM, Entry(str(n), line, "w", "epyc", "")._asdict())
+    send(client, entries_of(measured_lines[:100]))
     client.xgroup_create(STREAM, GROUP, id="0")
     client.xreadgroup(GROUP, "gone", {STREAM: ">"}, count=200)
     batches = []
@@ -144,10 +127,7 @@ def test_what_another_consumer_left_is_taken_over_in_bounded_batches(
 def test_an_entry_that_breaks_the_parser_keeps_no_other_from_the_store(
     client, recorder, measured_lines, monkeypatch, caplog
 ):
-    ids = [
-        client.xadd(STREAM, Entry(str(n), line, "w", "epyc", "")._asdict())
-        for n, line in enumerate(measured_lines[:5])
-    ]
+    ids = send(client, entries_of(measured_lines[:5]))
     parse = recorder._parser_of("").parse
 
     def breaking(line):
@@ -163,7 +143,7 @@ def test_an_entry_that_breaks_the_parser_keeps_no_other_from_the_store(
 
 
 def test_memory_that_is_short_makes_no_record_a_dead_letter(client, recorder, measured_lines, monkeypatch):
-    client.xadd(STREAM, Entry("a", measured_lines[0], "w", "epyc", "")._asdict())
+    send(client, entries_of(measured_lines[:1]))
 
     def short(line):
         raise MemoryError

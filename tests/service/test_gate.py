@@ -35,6 +35,7 @@ def test_a_better_version_is_accepted_with_its_figures():
     assert verdict.reason.startswith(f"better: p pairs {pairs.candidate:.3f}, serving {pairs.serving:.3f} (+")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [20, 2, 1])
 def test_a_worse_one_is_not_and_two_tasks_are_enough_to_tell(tasks):
     verdict = judge(held_back(0.9, 0.3, tasks, candidates=48))
@@ -43,6 +44,7 @@ def test_a_worse_one_is_not_and_two_tasks_are_enough_to_tell(tasks):
     assert judge(held_back(0.3, 0.9, tasks, candidates=48)).is_accepted
 
 
+@pytest.mark.slow
 def test_the_same_and_one_that_differs_by_chance_are_not():
     tasks = held_back(0.5, 0.5)
     same = [dataclasses.replace(task, candidate=task.serving) for task in tasks]
@@ -89,6 +91,7 @@ def test_tasks_that_show_nothing_do_not_count():
     assert judge([equal, one]).reason == "nothing is held back that could show a difference"
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 8), st.integers(2, 40))
 def test_what_is_accepted_is_worse_nowhere(before, after, tasks, candidates):

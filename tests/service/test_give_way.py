@@ -5,13 +5,11 @@ import threading
 import time as real_time
 
 import pytest
-from models import write_linear_version
 from serving import HANG_S, at_once
 
-from tlp_service.api.service import Caller, Reading
-from tlp_service.processes.server import start_engine
+from tlp_service.api.service import Caller
 from tlp_service.scheduling.give_way import GiveWay
-from tlp_service.settings import read_settings
+from tlp_service.scheduling.reading import Reading
 
 
 class Time:
@@ -62,13 +60,6 @@ def test_work_that_leaves_time_between_is_never_in_the_way():
         hit += time.now % 0.25 < 0.069
         time.sleep(0.025)
     assert hit == 0
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = start_engine(read_settings(model=write_linear_version(tmp_path / "version"), data_dir=tmp_path))
-    yield engine
-    engine.close()
 
 
 @pytest.mark.parametrize("size", [100_000, 2_000_000])

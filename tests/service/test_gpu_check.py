@@ -8,6 +8,8 @@ import onnxruntime
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check"
 
 

@@ -3,22 +3,18 @@
 from collections import Counter
 
 import pytest
-from redis_servers import binary_of
+from redis_servers import url_fixture
+from stored import rows_of
 
 from tlp_service.errors import NotAllStored
 from tlp_service.measurements import held_back
 from tlp_service.measurements import recorder as recorder_module
-from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.entry_ids import after, before
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
 from tlp_service.measurements.stream import STREAM, Entry
 from tlp_service.records.reader import stored_records
 
-
-@pytest.fixture(scope="module", params=["valkey", "redis"])
-def url(request, tmp_path_factory):
-    with embedded_redis(tmp_path_factory.mktemp("redis"), binary_of(request.param)) as url:
-        yield url
+url = url_fixture("valkey", "redis")
 
 
 class Clock:
@@ -86,6 +82,7 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(recorder_module, "_WAIT_S", 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2000, 4])
 def test_others_are_stored_acknowledged_and_leave_the_stream(
     client, store, clock, begun, measured_lines, monkeypatch, caplog, batch
@@ -151,6 +148,7 @@ def test_two_recorders_of_one_name_store_what_either_can(client, store, begun, m
     assert stored(store) == {"good": 5, "bad": 5}
 
 
+@pytest.mark.slow
 def test_platforms_are_tried_again_one_by_one(client, store, clock, begun, measured_lines, monkeypatch):
     monkeypatch.setattr(recorder_module, "_BATCH", 3)
     recorder = begun()
@@ -214,17 +212,9 @@ def test_other_groups_keep_what_they_have_not_read_beside_what_is_held_back(
 
 
 def test_a_store_writes_what_it_can_and_names_the_rest(store, measured_lines):
-    from tlp_client.records import RecordParser
-    from tlp_service.records.schema import Rows, Texts
-
-    def table(platform):
-        rows = Rows(platform, Texts())
-        rows.add(RecordParser().parse(measured_lines[0]), b"", "worker:w", 0)
-        return rows.table()
-
     refuse(store, "bad")
     with pytest.raises(NotAllStored, match="bad: ") as refused:
-        store.append([table("a"), table("bad"), table("z")])
+        store.append([rows_of(measured_lines[:1], platform) for platform in ("a", "bad", "z")])
     assert list(refused.value.reasons) == ["bad"]
     assert store.counts() == {"a": 1, "z": 1}
 

@@ -18,13 +18,10 @@ from tlp_service.serving.versions import Versions
 from tlp_service.settings import read_settings, shipped_model
 from tlp_service.versions.registry import Registry
 
+pytestmark = pytest.mark.slow
+
 #: Seconds of processor time for a network that loops for ever; a good version needs less than one.
 MAX_CPU_S = 5
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory):
-    return write_linear_version(tmp_path_factory.mktemp("good"))
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +30,10 @@ def stuck(tmp_path_factory):
     return write_linear_version(tmp_path_factory.mktemp("stuck"), spoil=endless)
 
 
-def test_a_good_version_is_loaded_and_calibrated(good):
-    scorer = VersionLoader()(good)
-    assert scorer.manifest.version == good.name
-    calibration = VersionLoader(threads=2).calibrate(good, chunk=48)
+def test_a_good_version_is_loaded_and_calibrated(linear_version):
+    scorer = VersionLoader()(linear_version)
+    assert scorer.manifest.version == linear_version.name
+    calibration = VersionLoader(threads=2).calibrate(linear_version, chunk=48)
     assert calibration.chunk == 48
     assert calibration.executors * calibration.threads == 2
 
@@ -89,7 +86,7 @@ def test_what_ends_the_trial_says_whose_fault_it_is(stuck, number, fault, messag
     assert not loader._running
 
 
-def test_a_loader_that_is_stopped_kills_the_trial_and_begins_no_other(stuck, good):
+def test_a_loader_that_is_stopped_kills_the_trial_and_begins_no_other(stuck, linear_version):
     loader = VersionLoader()
     process = []
 
@@ -102,7 +99,7 @@ def test_a_loader_that_is_stopped_kills_the_trial_and_begins_no_other(stuck, goo
         loader(stuck)
     assert process[0].returncode == -signal.SIGKILL
     with pytest.raises(OSError, match="stopping"):
-        loader(good)
+        loader(linear_version)
 
 
 def test_a_trial_ends_with_the_process_that_wants_it(stuck):
@@ -136,10 +133,10 @@ def _is_running(pid):
         return False
 
 
-def test_the_next_activation_is_followed_after_one_that_never_returns(tmp_path, stuck, good):
+def test_the_next_activation_is_followed_after_one_that_never_returns(tmp_path, stuck, linear_version):
     registry = Registry(tmp_path / "registry")
     first = write_linear_version(tmp_path / "first", 3.0)
-    for folder in (first, stuck, good):
+    for folder in (first, stuck, linear_version):
         registry.publish(folder)
     registry.activate(first.name, "test")
     loader = VersionLoader(max_cpu_s=MAX_CPU_S)
@@ -152,33 +149,35 @@ def test_the_next_activation_is_followed_after_one_that_never_returns(tmp_path, 
         mark = registry.journal().marks[stuck.name]
         assert (mark.state, registry.journal().active) == ("failed", first.name)
         assert "did not end within" in mark.reason
-        registry.activate(good.name, "test")
-        until(lambda: versions.serving.manifest.version == good.name)
+        registry.activate(linear_version.name, "test")
+        until(lambda: versions.serving.manifest.version == linear_version.name)
     finally:
         follower.stop()
     assert not follower._thread.is_alive()
 
 
-def test_a_start_passes_over_an_active_version_that_never_returns(tmp_path, stuck, good, monkeypatch):
+def test_a_start_passes_over_an_active_version_that_never_returns(
+    tmp_path, stuck, linear_version, monkeypatch
+):
     monkeypatch.setattr("tlp_service.serving.first.MAX_CPU_S", MAX_CPU_S)
     registry = Registry(tmp_path / "registry")
-    for folder in (good, stuck):
+    for folder in (linear_version, stuck):
         registry.publish(folder)
         registry.activate(folder.name, "test")
     settings = read_settings(registry=str(tmp_path / "registry"), data_dir=tmp_path, chunk=16)
     scorer, _ = load_first(settings, registry)
-    assert scorer.manifest.version == good.name
+    assert scorer.manifest.version == linear_version.name
     assert registry.journal().marks[stuck.name].state == "failed"
 
 
-def test_a_start_marks_a_damaged_version_without_naming_its_place(tmp_path, good, stuck):
+def test_a_start_marks_a_damaged_version_without_naming_its_place(tmp_path, linear_version, stuck):
     registry = Registry(tmp_path / "registry")
-    for folder in (good, stuck):
+    for folder in (linear_version, stuck):
         registry.publish(folder)
         registry.activate(folder.name, "test")
     (tmp_path / "registry" / stuck.name / "cpu.onnx").write_bytes(b"cut")
     settings = read_settings(registry=str(tmp_path / "registry"), data_dir=tmp_path, chunk=16)
-    assert load_first(settings, registry)[0].manifest.version == good.name
+    assert load_first(settings, registry)[0].manifest.version == linear_version.name
     reason = registry.journal().marks[stuck.name].reason
     assert f": {stuck.name}/cpu.onnx: sha256 differs" in reason
     assert str(tmp_path) not in reason

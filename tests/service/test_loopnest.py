@@ -94,6 +94,7 @@ def test_the_unroll_step_is_read_from_its_pragma():
     assert found == [9 / 8, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_candidate_longer_than_any_real_one_is_an_error_of_its_own(version):
     scorer = Scorer(version[0])
     steps = [["CI", 0]] * (MAX_STEPS + 1)
@@ -127,6 +128,7 @@ class Opcodes:
         return self._ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "candidates",
     [
@@ -182,6 +184,7 @@ def test_one_request_is_computed_in_steps_each_of_which_replays_one_skeleton_at_
     assert costs.count(features._SKELETON_COST + 40 * features._REPLAY_COST) == 30
 
 
+@pytest.mark.slow
 def test_many_places_are_laid_out_in_blocks_that_are_steps():
     steps = list(features.nests_in_steps(*index_of([[["CI", 0]] * 500] * 1000)))
     replayed = features._SKELETON_COST + 500 * features._REPLAY_COST
@@ -208,6 +211,7 @@ def test_what_is_kept_of_replayed_skeletons_is_bounded_in_bytes(monkeypatch):
     assert (nests_of(list(map(read_primitive, new_skeletons(1, steps=60)[0]))) == nests[0]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(any_primitive(), max_size=12), min_size=1, max_size=6), st.randoms())
 def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
@@ -293,6 +297,7 @@ def real_steps(measured_lines):
     return [json.loads(line)["i"][1][1] for line in measured_lines[:100]]
 
 
+@pytest.mark.slow
 def test_a_candidates_score_is_the_same_alone_in_any_batch_and_order(version, real_steps):
     scorer = Scorer(version[0])
     together = scorer.score(request(real_steps), chunk=32).scores
@@ -304,6 +309,7 @@ def test_a_candidates_score_is_the_same_alone_in_any_batch_and_order(version, re
         np.testing.assert_allclose(scorer.score(request([real_steps[n]])).scores, together[n], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_workload_and_platform_are_inputs(version, real_steps):
     scorer = Scorer(version[0])
     asked = [("a", '["f", 1]'), ("b", '["f", 1]'), ("cpu", '["f", 1]'), ("a", '["f", 2]')]
@@ -312,6 +318,7 @@ def test_workload_and_platform_are_inputs(version, real_steps):
         assert not any(np.allclose(one, other, rtol=1e-4) for other in scores[:n])
 
 
+@pytest.mark.slow
 def test_no_length_and_no_kind_is_refused(version):
     scorer = Scorer(version[0])
     kinds = [["SA", 1, 2, 3, 4], ["RF", 0, 1, 0], ["CI", 1], ["CHR", 0, "shared", [1]]]
@@ -320,6 +327,7 @@ def test_no_length_and_no_kind_is_refused(version):
     assert (scored.errors, scored.truncated) == ({}, 0)
 
 
+@pytest.mark.slow
 def test_the_weights_are_read_back(trained, version):
     weights = read_weights(version[0] / "cpu.onnx")
     assert set(weights) == set(trained.state_dict())
@@ -328,6 +336,7 @@ def test_the_weights_are_read_back(trained, version):
     assert check_equal(again.eval(), version[1], version[0] / "cpu.onnx") <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "NEST_WIDTH", features.NEST_WIDTH + 1)
     with pytest.raises(
@@ -357,6 +366,7 @@ def test_a_piece_rises_in_a_line_and_is_flat_outside():
     assert found.tolist() == [[-1, -1], [-1, -1], [0, -1], [1, -1], [1, -0.5], [1, 1], [1, 1]]
 
 
+@pytest.mark.slow
 def test_one_piece_is_exported_and_none_is_an_error(tmp_path):
     nests = np.zeros((9, features.NEST_WIDTH), dtype=np.float16)
     nests[4, 7] = 1

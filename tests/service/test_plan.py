@@ -2,9 +2,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp_service.engine.plan import join
 from tlp_service.families.loopnest.plan import NestPlan
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.plan import join
 
 
 def plan_of(candidates, steps):

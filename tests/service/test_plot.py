@@ -68,6 +68,7 @@ def test_the_command_writes_it(tmp_path, measured_lines):
     assert size_of(tmp_path / "figures.png") == (1080, 228)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_command_says_what_to_install(tmp_path):
     """And that at once: the log, which does not exist, is not looked for."""
     code = "import sys; sys.modules['matplotlib'] = None; from tlp_service.cli import main; sys.exit(main(sys.argv[1:]))"

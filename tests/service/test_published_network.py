@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from tlp_client.primitives import read_primitive
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.errors import BadVersion
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork, SelfAttention
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training import export
 from tlp_service.training.export import check_equal, export_onnx, read_weights
 from tlp_service.training.form import Sample
@@ -122,6 +122,7 @@ def padded_scores(network, table, indices, lengths):
         return network(torch.from_numpy(table[PUBLISHED["cpu"].positions(indices, lengths)])).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 64, 2048])
 def test_the_exported_file_takes_any_batch(exported, table, batch):
     network, path = exported
@@ -132,6 +133,7 @@ def test_the_exported_file_takes_any_batch(exported, table, batch):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_candidates_of_any_length_score_as_the_padded_network_scores_them(exported, table):
     """From none to more primitives than the network reads; each alone and all in one batch."""
     network, path = exported
@@ -147,12 +149,14 @@ def test_candidates_of_any_length_score_as_the_padded_network_scores_them(export
         np.testing.assert_allclose(alone, [score], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_exported_file_names_no_place_of_the_machine_that_made_it(exported):
     contents = exported[1].read_bytes()
     assert b"site-packages" not in contents
     assert str(Path(__file__).parents[2]).encode() not in contents
 
 
+@pytest.mark.slow
 def test_the_weights_are_read_back_by_their_names(exported):
     network, path = exported
     weights = read_weights(path)
@@ -160,6 +164,7 @@ def test_the_weights_are_read_back_by_their_names(exported):
     assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
 
 
+@pytest.mark.slow
 def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
     network = PublishedNetwork(22)
     torch.manual_seed(5)
@@ -172,6 +177,7 @@ def test_an_export_leaves_torchs_random_numbers_as_they_were(tmp_path, table):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_a_file_that_scores_otherwise_is_not_published(exported, table):
     network, path = exported
     positions = PUBLISHED["cpu"].positions(*lengths_and_indices([5, 25], 8))

@@ -2,42 +2,29 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from redis_servers import binary_of
+from redis_servers import url_fixture
 from serving import HANG_S
+from stored import once, rows_of, stored
+from streams import append, entries_of, send
 
-from tlp_client.records import RecordParser
 from tlp_service.measurements import dead_letters
 from tlp_service.measurements import recorder as recorder_module
-from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.measurements.recorder import DEAD, GROUP, Recorder
 from tlp_service.measurements.stream import SEEN, STREAM, Entry, MeasurementStream
 from tlp_service.records import store as store_module
-from tlp_service.records.reader import stored_records
-from tlp_service.records.schema import Rows, Texts
 from tlp_service.records.store import RecordStore
 
-
-@pytest.fixture(scope="module", params=["valkey", "redis", "outside"])
-def url(request, tmp_path_factory):
-    if request.param == "outside":
-        if not os.environ.get("TLP_TEST_REDIS_URL"):
-            pytest.skip("TLP_TEST_REDIS_URL names no server")
-        yield os.environ["TLP_TEST_REDIS_URL"]
-        return
-    with embedded_redis(tmp_path_factory.mktemp("redis"), binary_of(request.param)) as url:
-        yield url
+url = url_fixture("valkey", "redis", "outside")
 
 
 @pytest.fixture
@@ -47,56 +34,17 @@ def recorder(url, client, store):
     recorder.close()
 
 
-def entries_of(lines, platform="epyc", prefix=""):
-    return [Entry(f"{prefix}{n}", line, "w", platform, "base-1") for n, line in enumerate(lines)]
-
-
-def send(client, entries):
-    with client.pipeline() as pipeline:
-        for entry in entries:
-            pipeline.xadd(STREAM, entry._asdict())
-        return pipeline.execute()
-
-
-def append(store, line, mark, times=1):
+def put(store, line, mark, times=1):
     """Put a record into the store as if it had come from this text."""
-    rows = Rows("epyc", Texts())
-    for _ in range(times):
-        rows.add(RecordParser().parse(line), mark.encode(), "worker:w", 0)
-    store.append([rows.table()])
-
-
-def shown(record):
-    return (
-        record.task.workload_key,
-        record.primitives,
-        record.costs,
-        record.error_no,
-        float(record.timestamp),
-    )
-
-
-def stored(store):
-    return Counter(shown(record) for platform, record in stored_records(store) if platform == "epyc")
-
-
-def once(lines):
-    return Counter(shown(RecordParser().parse(line)) for line in lines)
+    store.append([rows_of([line] * times, marks=[mark] * times)])
 
 
 def test_what_is_acknowledged_to_a_worker_is_in_the_store_once_and_leaves_the_stream(
     url, client, store, recorder, measured_lines
 ):
-    async def append(entries):
-        stream = MeasurementStream(url)
-        try:
-            return await stream.append(entries)
-        finally:
-            await stream.close()
-
     entries = [e._replace(id=f"{time.time_ns()}-{e.id}") for e in entries_of(measured_lines[:20])]
-    assert asyncio.run(append(entries)) == list(range(20))
-    assert asyncio.run(append(entries)) == []
+    assert append(url, entries) == list(range(20))
+    assert append(url, entries) == []
     moved = recorder.step()
     assert ([entry for entry, _ in moved.records], moved.dead) == (entries, {})
     assert stored(store) == once(measured_lines[:20])
@@ -163,6 +111,7 @@ def test_a_record_that_cannot_be_a_row_keeps_no_other_from_the_store(
     assert stored(store) == once([*measured_lines[:3], *measured_lines[4:9]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["append", "_acknowledge", "_trim"])
 def test_what_was_not_finished_comes_again(url, client, store, measured_lines, monkeypatch, moment):
     """Killed before the store is written, before the acknowledgement, before the stream is cut."""
@@ -230,6 +179,7 @@ def test_what_was_cut_off_before_it_was_finished_is_told_and_the_rest_goes_on(
     assert client.xlen(STREAM) == 0
 
 
+@pytest.mark.slow
 def test_what_is_stored_leaves_the_server_whose_memory_stays_flat(url, client, recorder):
     """redis/redis #6941 and #7059: XACK deletes nothing, so what was done with stayed, and memory grew without end."""
     waiting, left, used = [], [], []
@@ -276,6 +226,7 @@ def test_other_groups_keep_what_they_have_not_read(client, store, recorder, meas
     client.xgroup_destroy(STREAM, "other")
 
 
+@pytest.mark.slow
 def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_lines, monkeypatch):
     monkeypatch.setattr(store_module, "_MAX_PARTS", 3)
     reader = subprocess.Popen(
@@ -285,7 +236,7 @@ def test_a_reader_finds_all_records_while_batches_are_compacted(store, measured_
     reading = threading.Thread(target=lambda: counts.extend(map(int, reader.stdout)))
     reading.start()
     while len(set(counts)) <= 5:
-        append(store, measured_lines[count % 200], str(count))
+        put(store, measured_lines[count % 200], str(count))
         count += 1
         assert reader.poll() is None
     reader.send_signal(signal.SIGINT)
@@ -391,6 +342,7 @@ assert stopping.wait(600) and stopping.is_set()
     assert subprocess.run([sys.executable, "-c", script], timeout=HANG_S, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_lines, monkeypatch):
     monkeypatch.setattr(store_module, "_MAX_PARTS", 4)
     written = []
@@ -400,7 +352,7 @@ def test_a_row_is_written_anew_only_as_often_as_the_rows_double(store, measured_
         lambda writer, rows: (written.append(len(rows)), write(writer, rows)),
     )
     for n in range(256):
-        append(store, measured_lines[n % 200], str(n))
+        put(store, measured_lines[n % 200], str(n))
     assert len(list((store.folder / "platform=epyc").iterdir())) <= 4 + 8  # 2**8 rows
     assert 256 * 2 < sum(written) <= 256 * 8
     assert store.read("epyc", ["id"]).num_rows == 256
@@ -416,7 +368,7 @@ def test_who_reads_a_damaged_file_has_it_set_aside_and_reads_the_others(
     store, measured_lines, damage, caplog
 ):
     for n in range(2):
-        append(store, measured_lines[n], str(n))
+        put(store, measured_lines[n], str(n))
     part = min((store.folder / "platform=epyc").iterdir())
     part.write_bytes(damage(part.read_bytes()))
     assert store.read("epyc", ["id"]).num_rows == 1
@@ -431,7 +383,7 @@ def test_who_reads_a_damaged_file_has_it_set_aside_and_reads_the_others(
 
 
 def test_memory_that_is_short_damages_nothing(store, measured_lines, monkeypatch):
-    append(store, measured_lines[0], "0")
+    put(store, measured_lines[0], "0")
 
     def fail(*arguments, **options):
         raise pa.ArrowMemoryError("malloc of size 64 failed")
@@ -444,7 +396,7 @@ def test_memory_that_is_short_damages_nothing(store, measured_lines, monkeypatch
 
 
 def test_a_record_that_comes_twice_in_a_batch_is_stored_once(store, measured_lines):
-    append(store, measured_lines[0], measured_lines[0], times=2)
+    put(store, measured_lines[0], measured_lines[0], times=2)
     assert store.counts() == {"epyc": 1}
 
 

@@ -101,6 +101,7 @@ def test_options_of_the_url_change_nothing_in_how_answers_are_read(tmp_path, mea
     assert RecordStore(tmp_path / "store").counts() == {"epyc": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "recorder", "trainer"])
 def test_a_wrong_query_ends_each_process_with_one_line_before_it_listens(tmp_path, command):
     told = {"TLP_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0?tls=true", "TLP_PORT": "0"}

@@ -1,7 +1,5 @@
 """Kind of fault: what a refusal leaves is kept for ever. Rejected versions of the trainer are bounded, and nothing else is deleted."""
 
-import uuid
-
 import msgspec
 import pytest
 from models import write_linear_version
@@ -13,9 +11,9 @@ from tlp_service.versions.manifest import Manifest, read_manifest, write_version
 from tlp_service.versions.registry import Registry
 
 
-@pytest.fixture(params=["folder", "memory"])
-def registry(request, tmp_path):
-    return Registry(tmp_path / "models" if request.param == "folder" else f"memory://{uuid.uuid4().hex}")
+@pytest.fixture
+def registry(registry_url):
+    return Registry(registry_url)
 
 
 @pytest.fixture

@@ -141,6 +141,7 @@ def test_vectors_of_which_a_register_is_not_full():
         assert found[-1] == pytest.approx(filled, abs=0.01)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     arrays(np.int8, (5, reuse.STAGES, reuse.PARTS), elements=st.integers(0, 79)),

@@ -10,19 +10,14 @@ from hypothesis import strategies as st
 from models import linear_score, write_linear_version
 
 from tlp_client.wire.predict import read_predict
-from tlp_service.engine import network
-from tlp_service.engine.network import OnnxNetwork, usable_cpus
-from tlp_service.engine.score_map import fit_score_map, map_scores
 from tlp_service.errors import BadSettings, BadVersion, InvalidBody, ScoringFailed
 from tlp_service.families.published.features import PUBLISHED
+from tlp_service.inference import network
+from tlp_service.inference.network import OnnxNetwork, usable_cpus
+from tlp_service.inference.score_map import fit_score_map, map_scores
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.versions.manifest import ScoreMap
-
-
-@pytest.fixture(scope="module")
-def linear(tmp_path_factory):
-    return Scorer(write_linear_version(tmp_path_factory.mktemp("linear")))
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +36,8 @@ def steps_of(line):
     return json.loads(line)["i"][1][1]
 
 
-def test_scores_by_hand(linear):
-    scored = linear.score(request([[0, 1], [1], []], [["CI", 1], ["CI", 2]]))
+def test_scores_by_hand(scorer):
+    scored = scorer.score(request([[0, 1], [1], []], [["CI", 1], ["CI", 2]]))
     assert scored.scores.tolist() == [linear_score(3), linear_score(2), linear_score(0)]
     assert scored.scores.tolist() == pytest.approx([7 / 8, 5 / 6, 1 / 2])
     assert (scored.platform_kind, scored.errors, scored.truncated) == ("cpu", {}, 0)
@@ -54,23 +49,23 @@ def test_scores_do_not_depend_on_the_chunk(shipped, measured_lines):
     np.testing.assert_allclose(shipped.score(request(candidates), chunk=7).scores, whole, rtol=1e-5)
 
 
-def test_candidates_beyond_the_networks_length_are_cropped_and_counted(linear):
-    scored = linear.score(request([[0] * 26, [0] * 25, [0] * 100], [["CI", 1]]))
+def test_candidates_beyond_the_networks_length_are_cropped_and_counted(scorer):
+    scored = scorer.score(request([[0] * 26, [0] * 25, [0] * 100], [["CI", 1]]))
     assert scored.scores.tolist() == [linear_score(25)] * 3
     assert scored.truncated == 2
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 320, 321])
-def test_any_number_of_candidates_is_split_inside_and_stays_in_order(linear, count):
-    scored = linear.score(request([[n % 7] * (n % 5) for n in range(count)], [["CI", n] for n in range(7)]))
+def test_any_number_of_candidates_is_split_inside_and_stays_in_order(scorer, count):
+    scored = scorer.score(request([[n % 7] * (n % 5) for n in range(count)], [["CI", n] for n in range(7)]))
     assert scored.scores.tolist() == [linear_score((n % 7) * (n % 5)) for n in range(count)]
 
 
-def test_an_unscorable_primitive_refuses_the_request_or_its_candidates(linear):
+def test_an_unscorable_primitive_refuses_the_request_or_its_candidates(scorer):
     primitives = [["CI", 1], ["SA", 1, 2, 3, 4]]
     with pytest.raises(InvalidBody, match=r"candidates\[1\], primitive 2: the published cpu vocabulary"):
-        linear.score(request([[0], [0, 0, 1], [1]], primitives))
-    scored = linear.score(request([[0], [0, 0, 1], [1], [0]], primitives, on_invalid="report"))
+        scorer.score(request([[0], [0, 0, 1], [1]], primitives))
+    scored = scorer.score(request([[0], [0, 0, 1], [1], [0]], primitives, on_invalid="report"))
     assert sorted(scored.errors) == [1, 2]
     assert np.isnan(scored.scores).tolist() == [False, True, True, False]
 

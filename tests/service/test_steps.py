@@ -6,27 +6,25 @@ import threading
 
 import numpy as np
 import pytest
-from models import write_linear_version
 from serving import HANG_S, at_once
 
 from tlp_client.dialects.registry import DEFAULT
 from tlp_client.errors import InvalidRequest
 from tlp_client.wire.predict import read_predict
 from tlp_service.api import measured_body, tuning_log
-from tlp_service.api import service as service_module
 from tlp_service.api.decoded import DecodeMemory
 from tlp_service.api.measured_body import prepare_in_steps
 from tlp_service.api.request_memory import BodyMemory, Reservation
-from tlp_service.api.service import Caller, Reading
+from tlp_service.api.service import Caller
 from tlp_service.api.tuning_log import groups_of, log_in_steps, read_log, request_in_steps, tasks_in_steps
-from tlp_service.engine.work import SmallTasks
 from tlp_service.errors import DeadlinePassed, RequestFault
-from tlp_service.processes.server import start_engine
+from tlp_service.inference.work import SmallTasks
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
+from tlp_service.scheduling.reading import SLICE, Reading
 from tlp_service.scheduling.steps import advance, finished
 from tlp_service.scoring.scorer import Scorer
-from tlp_service.settings import read_settings, shipped_model
+from tlp_service.settings import shipped_model
 
 
 def reservation() -> Reservation:
@@ -71,7 +69,7 @@ class Gate:
 
     def read(self):
         for _ in range(self._steps):
-            yield service_module._SLICE
+            yield SLICE
             self.began.release()
             assert self.may_go_on.acquire(timeout=HANG_S)
             self.made += 1
@@ -143,13 +141,6 @@ def test_a_deadline_that_passes_while_a_body_is_read_ends_that():
     assert gate.made == 1
 
 
-@pytest.fixture
-def engine(tmp_path):
-    engine = start_engine(read_settings(model=write_linear_version(tmp_path / "version"), data_dir=tmp_path))
-    yield engine
-    engine.close()
-
-
 def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
     """A body of 16 kB blocked it for two seconds. A reader does everything beyond a few milliseconds."""
     threads = []
@@ -160,7 +151,7 @@ def test_a_small_body_with_much_work_does_not_hold_the_event_loop(engine):
             yield cost
         return "read"
 
-    caller, at_once = Caller("worker", None), service_module._INLINE
+    caller, at_once = Caller("worker", None), SLICE
     here = threading.current_thread().name
     assert asyncio.run(caller.read_in_steps(engine, lambda: read([at_once // 2] * 2), 0)) == "read"
     assert threads == [here] * 2
@@ -219,6 +210,7 @@ def measured_bodies(lines):
     return [("application/json", whole.encode()), ("application/x-ndjson", "\n".join(lines).encode())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [0, 1], ids=["JSON", "log"])
 @pytest.mark.parametrize("is_odd", [False, True], ids=["texts", "decoded as a whole"])
 def test_measurements_are_read_in_steps_between_which_nothing_is_held(body, is_odd):

@@ -6,15 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
+from stored import rows_of, stored
 
-from tlp_client.records import RecordParser
 from tlp_service.cli import main
 from tlp_service.errors import BadRecords, DamagedRecords
 from tlp_service.measurements.recorder import Recorder
@@ -23,7 +22,7 @@ from tlp_service.records import store as store_module
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records, stored_sources
-from tlp_service.records.schema import SCHEMA, Rows, Texts
+from tlp_service.records.schema import SCHEMA
 from tlp_service.records.store import RecordStore
 from tlp_service.records.stored_file import StoredFile
 
@@ -33,26 +32,10 @@ def store(tmp_path):
     return RecordStore.create(tmp_path / "store", seed=4)
 
 
-def rows_of(lines, platform="epyc", marks=None):
-    rows = Rows(platform, Texts())
-    for line, mark in zip(lines, marks or lines, strict=True):
-        rows.add(RecordParser().parse(line), mark.encode(), "worker:w", 1)
-    return rows.table()
-
-
 def fill(store, lines, platform="epyc"):
     """Put records into a store, and return their file."""
     store.append([rows_of(lines, platform)])
     return max((store.folder / f"platform={platform}").glob("part-*.parquet"), default=None)
-
-
-def shown(record):
-    task = record.task
-    return (task, record.primitives, record.costs, record.error_no, record.all_cost, record.timestamp)
-
-
-def records_of(store, platform="epyc"):
-    return Counter(shown(record) for _, record in stored_records(store, [platform]))
 
 
 def imported(store, lines, platform="epyc"):
@@ -144,16 +127,16 @@ def rewrite(file, how):
 @pytest.mark.parametrize("how", REWRITTEN)
 def test_a_file_that_another_program_wrote_anew_is_read_by_name_and_cast(store, measured_lines, how, caplog):
     file = fill(store, measured_lines[:8])
-    before, table = records_of(store), store.read("epyc")
+    before, table = stored(store), store.read("epyc")
     rewrite(file, how)
-    assert records_of(store) == before
+    assert stored(store) == before
     if how != "blanks":
         assert store.read("epyc") == table
     assert store.read("epyc").schema == SCHEMA
     assert imported(store, measured_lines[4:12]) == {"epyc": 4}
     (merged,) = (store.folder / "platform=epyc").iterdir()
-    assert records_of(store).total() == 12
-    assert records_of(store) >= before
+    assert stored(store).total() == 12
+    assert stored(store) >= before
     assert pq.read_schema(merged).remove_metadata() == SCHEMA
     assert not caplog.records
 
@@ -162,7 +145,7 @@ def test_a_file_that_another_program_wrote_anew_is_read_by_name_and_cast(store, 
 def test_a_file_that_cannot_be_cast_is_set_aside_and_named_in_one_line(store, measured_lines, how, caplog):
     good, bad = fill(store, measured_lines[:3]), fill(store, measured_lines[3:5])
     rewrite(bad, how)
-    assert store.read("epyc").num_rows == records_of(store).total() == 3
+    assert store.read("epyc").num_rows == stored(store).total() == 3
     (line,) = caplog.messages
     assert line.startswith(f"{bad} is damaged: ")
     assert line.endswith(f"; it is set aside as {bad.name}.damaged")
@@ -171,6 +154,7 @@ def test_a_file_that_cannot_be_cast_is_set_aside_and_named_in_one_line(store, me
     assert imported(store, measured_lines[:5]) == {"epyc": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["large strings", "one more", "no line", "a null", "two of a name"])
 def test_a_recorder_goes_on_over_a_store_that_was_rewritten(url, store, measured_lines, how):
     """The recorder stopped for ever at the 32nd batch, which compacts."""
@@ -184,7 +168,7 @@ def test_a_recorder_goes_on_over_a_store_that_was_rewritten(url, store, measured
             client.xadd(STREAM, Entry(str(n), line, "w", "epyc", "v")._asdict())
             assert len(recorder.step().records) == 1
         assert client.xlen(STREAM) == 0
-    assert records_of(store).total() == 40 + (3 if how in REWRITTEN else 0)
+    assert stored(store).total() == 40 + (3 if how in REWRITTEN else 0)
     assert len(list(file.parent.glob("part-*.parquet"))) < 32
     assert len(list(file.parent.glob("*.damaged"))) == (how in UNUSABLE)
 
@@ -328,6 +312,7 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
     assert names == {"records.parquet", f"{damaged.name}.damaged"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
     from tlp_service.families import preset_named
@@ -370,7 +355,7 @@ def test_files_of_other_programs_are_no_records(store, measured_lines, caplog):
     assert store.platforms == ("epyc",)
     assert store.counts() == {"epyc": 3}
     store.compact()
-    assert records_of(store).total() == 3
+    assert stored(store).total() == 3
     assert not caplog.records
 
 
@@ -496,8 +481,8 @@ def test_a_disk_that_fails_for_a_file_loses_nothing_when_others_are_merged(
         for n in range(5, 12):
             fill(store, measured_lines[n : n + 1])
         assert imported(store, measured_lines[12:15]) == {"epyc": 3}
-        assert records_of(store).total() == 10
-    assert records_of(store).total() == 15
+        assert stored(store).total() == 10
+    assert stored(store).total() == 15
 
 
 def test_a_compaction_that_fails_keeps_no_batch_from_the_store(store, measured_lines, monkeypatch, caplog):
@@ -514,10 +499,10 @@ def test_a_compaction_that_fails_keeps_no_batch_from_the_store(store, measured_l
             fill(store, measured_lines[n : n + 1])
     assert len(tries) == 2  # at three files and at six
     assert "platform=epyc is not compacted: [Errno 28] No space left on device" in caplog.text
-    assert records_of(store).total() == 8
+    assert stored(store).total() == 8
     fill(store, measured_lines[8:9])
     assert len(list((store.folder / "platform=epyc").iterdir())) < 3
-    assert records_of(store).total() == 9
+    assert stored(store).total() == 9
 
 
 def test_a_platform_on_another_disk_is_a_link(store, measured_lines, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stored import rows_of
 
 from tlp_client import logs as logs_module
 from tlp_client.logs import MAX_LOG_LINE_BYTES, LogReader, lines_of
@@ -16,8 +17,10 @@ from tlp_service.records import importer as importer_module
 from tlp_service.records.importer import import_logs
 from tlp_service.records.platform_table import OnePlatform
 from tlp_service.records.reader import stored_records
-from tlp_service.records.schema import REPEATED, SCHEMA, Rows, Texts
+from tlp_service.records.schema import REPEATED, SCHEMA
 from tlp_service.records.stored_file import MAX_STEP_BYTES, value_bytes
+
+pytestmark = pytest.mark.slow
 
 #: Megabytes by which a reading or importing process may grow: a few steps, and what the allocators keep.
 MAX_GROWTH_MB = 160
@@ -57,10 +60,7 @@ def grown(store, command):
 
 def table_of(lines, **columns):
     """Return rows of records, with the values of some columns replaced."""
-    rows = Rows("epyc", Texts())
-    for number, line in enumerate(lines):
-        rows.add(RecordParser().parse(line), str(number).encode(), "worker:w", 0)
-    table = rows.table()
+    table = rows_of(lines, marks=[str(number) for number in range(len(lines))])
     for name, values in columns.items():
         place, field = SCHEMA.get_field_index(name), SCHEMA.field(name)
         table = table.set_column(place, field, pa.array(values, field.type))

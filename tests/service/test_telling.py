@@ -20,12 +20,6 @@ from tlp_service.quality import telling
 from tlp_service.quality.telling import Teller
 from tlp_service.quality.windows import Quality
 from tlp_service.records.store import RecordStore
-from tlp_service.scoring.scorer import Scorer
-
-
-@pytest.fixture(scope="module")
-def scorer(tmp_path_factory):
-    return Scorer(write_linear_version(tmp_path_factory.mktemp("version") / "v"))
 
 
 def entry(n):
@@ -57,6 +51,7 @@ class Blocking(Quality):
         return super().document(time_s)
 
 
+@pytest.mark.slow
 def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
     url, client, tmp_path, scorer, caplog
 ):
@@ -128,6 +123,7 @@ def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog)
     assert teller.close(HANG_S)
 
 
+@pytest.mark.slow
 def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, client, tmp_path):
     version = write_linear_version(tmp_path / "version")
     environment = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from serving import HANG_S, until
+from stored import rows_of
 
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
@@ -22,7 +23,6 @@ from tlp_service.learning.trainer import LEASE, Trainer
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.processes.server import _wants_trainer
 from tlp_service.records.reader import stored_records
-from tlp_service.records.schema import Rows, Texts
 from tlp_service.settings import read_settings
 from tlp_service.versions.registry import Registry
 
@@ -42,11 +42,8 @@ def steps(monkeypatch):
 
 
 def add(store, line, count, platform="epyc"):
-    rows = Rows(platform, Texts())
-    record = RecordParser().parse(line)
-    for n in range(count):
-        rows.add(record, f"{time.time_ns()}-{n}".encode(), "worker:w", 0)
-    store.append([rows.table()])
+    marks = [f"{time.time_ns()}-{n}" for n in range(count)]
+    store.append([rows_of([line] * count, platform, marks)])
 
 
 def trainer_of(url, store, tmp_path, records=10, seconds=1e6):
@@ -204,6 +201,7 @@ def test_a_verdict_of_a_trainer_whose_lease_is_lost_is_not_noted(
     trainer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["refused", "failed", "judged"])
 def test_a_crowd_does_not_keep_an_honest_platform_from_learning(
     url, client, store, tmp_path, monkeypatch, measured_lines, state
@@ -290,10 +288,7 @@ def test_rows_that_the_stream_delivered_twice_are_no_new_records(
 ):
     """Redelivery must be idempotent in the counts as in the store."""
     trainer = trainer_of(url, store, tmp_path)
-    rows = Rows("epyc", Texts())
-    for n in range(10):
-        rows.add(RecordParser().parse(measured_lines[0]), f"{n}".encode(), "worker:w", 0)
-    table = rows.table()
+    table = rows_of(measured_lines[:1] * 10, marks=list("0123456789"))
     store.append([table])
     assert trainer.look()
     store.append([table])
@@ -323,6 +318,7 @@ def test_damaged_notes_stop_no_trainer(url, client, store, tmp_path, steps, meas
     trainer.close()
 
 
+@pytest.mark.slow
 def test_notes_are_bounded(url, client, store, tmp_path, steps, monkeypatch, measured_lines):
     """Ten times the bound: the platforms with the most records stay."""
     monkeypatch.setattr(standings_module, "_MAX_PLATFORMS", 4)
@@ -368,6 +364,7 @@ def test_a_lease_falls_to_the_next_and_the_last_holder_knows(client):
     assert client.get(LEASE) is None
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_as_long_as_it_is_held(client):
     with leased(client, LEASE, seconds=9):
         before = client.pttl(LEASE)
@@ -461,10 +458,7 @@ def test_what_goes_on_failing_is_tried_again_after_longer_and_longer(
 
 def test_of_many_records_old_ones_stay_in_the_mix(store, measured_lines):
     rows = [RecordParser().parse(line) for line in measured_lines[:40]]
-    tables = Rows("many", Texts())
-    for n, record in enumerate(rows):
-        tables.add(record, f"{n:02}".encode(), "worker:w", 0)
-    store.append([tables.table()])
+    store.append([rows_of(measured_lines[:40], "many", [f"{n:02}" for n in range(40)])])
     found = [record.primitives for _, record in stored_records(store, ["many"], max_records=20)]
     places = [[r.primitives for r in rows].index(primitives) for primitives in found]
     assert places[10:] == list(range(30, 40))

@@ -11,10 +11,10 @@ from tlp_client.errors import InvalidInput
 from tlp_client.logs import LOG_SUFFIXES, open_log
 from tlp_client.records import RecordParser
 from tlp_client.tasks import platform_kind
-from tlp_service.engine.score_map import map_scores
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.network import PublishedNetwork
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.score_map import map_scores
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
 from tlp_service.training.export import read_weights
@@ -22,7 +22,10 @@ from tlp_service.training.export import read_weights
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "ansor-logs"
 CANDIDATES = 20_000
 
-pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout"),
+]
 
 
 def sampled_candidates():

@@ -22,7 +22,10 @@ from tlp_service.training.dataset import ImportReport, build_sets, read_records
 
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "ansor-logs"
 
-pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LOGS.is_dir(), reason="the public logs are not beside this checkout"),
+]
 
 ENCODERS = {kind: PublishedEncoder(features) for kind, features in PUBLISHED.items()}
 

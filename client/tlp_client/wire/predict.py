@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,45 +34,67 @@ from tlp_client.wire.fields import (
 _MAX_SCORE = 3.4028234663852886e38
 
 
-@dataclass(frozen=True, slots=True)
-class PredictRequest:
-    """Candidates of one task, to be scored.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest(ABC):
+    """Something to be scored: a tagged union, whose tag is the class. A model family reads one or more of its kinds.
 
     Parameters
     ----------
-    workload_key, target : str
-        The task, as TVM writes both.
+    target : str
+        Target of the task, as TVM writes it.
     platform : str or None
         Hardware the candidates are for; None leaves it to the target.
     version : str or None
         Model version to score with; None for the one that is served.
     report_invalid : bool
         Whether an invalid candidate gets an error of its own instead of refusing the request.
+    errors : dict
+        Position of an invalid candidate -> what is wrong with it.
+    validity : bool
+        Whether the answer shall tell how likely each candidate is to build and run.
+    dialect : str
+        Name of the dialect in which the candidates are written.
+    """
+
+    target: str
+    platform: str | None
+    version: str | None
+    report_invalid: bool
+    errors: dict[int, str] = field(default_factory=dict)
+    validity: bool = False
+    dialect: str = DEFAULT
+
+    @property
+    @abstractmethod
+    def candidates(self) -> int:
+        """Number of candidates, invalid ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRequest(ScoreRequest):
+    """Candidates of one task as sequences of primitives.
+
+    Parameters
+    ----------
+    workload_key : str
+        Workload of the task, as the tuner writes it.
     primitives : list of Primitive
         The distinct primitives.
     indices : ndarray of int64, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
     lengths : ndarray of int64, shape (candidates,)
         Primitives of each candidate; 0 for an invalid one.
-    errors : dict
-        Position of an invalid candidate -> what is wrong with it.
-    validity : bool
-        Whether the answer shall tell how likely each candidate is to build and run.
-    dialect : str
-        Name of the dialect of the primitives.
     """
 
     workload_key: str
-    target: str
-    platform: str | None
-    version: str | None
-    report_invalid: bool
     primitives: list[Primitive]
     indices: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    errors: dict[int, str] = field(default_factory=dict)
-    validity: bool = False
-    dialect: str = DEFAULT
+
+    @property
+    def candidates(self) -> int:
+        """Number of candidates, invalid ones included."""
+        return len(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from tlp_service.api import documents, measurements, predict, quality, registry,
 from tlp_service.api.answers import NotAuthorized, status_of
 from tlp_service.api.decoded import DecodeMemory
 from tlp_service.api.request_memory import BodyMemory
-from tlp_service.api.service import Engine, Service
+from tlp_service.api.service import Service
 from tlp_service.errors import InvalidBody, NotReady, RequestFault
 from tlp_service.measurements.stream import MeasurementStream
 from tlp_service.monitoring import Metrics
+from tlp_service.serving.engine import Engine
 from tlp_service.settings import Settings
 from tlp_service.versions.hints import listen
 

@@ -59,47 +59,78 @@ async def read_body(
         raise MalformedBody(
             f"Content-Encoding: gzip or identity, not {encoding[:60]!r}", code=Unsupported.code
         )
-    inflate = _Inflater() if encoding == "gzip" else None
-    parts: list[bytes] = []
-    size = received = 0
-    too_large = has_no_room = False
+    body = _Body(limit, memory, _Inflater() if encoding == "gzip" else None)
     started = time.monotonic()
     try:
         stream = request.stream()
-        while True:
+        while not body.is_over:
             elapsed = time.monotonic() - started
             left = math.inf if deadline_s is None else deadline_s - elapsed
-            patience = min(_PATIENCE_S, _PATIENCE_S + received / _MIN_BYTES_PER_S - elapsed)
+            patience = min(_PATIENCE_S, _PATIENCE_S + body.received / _MIN_BYTES_PER_S - elapsed)
             with anyio.fail_after(max(0.0, min(left, patience))):
                 chunk = await anext(stream, None)
             if chunk is None:
                 break
-            received += len(chunk)
-            if too_large or has_no_room:
-                if received > _DRAINED_BYTES:
-                    break
-                continue
-            part = chunk if inflate is None else inflate.feed(chunk, limit + 1 - size)
-            size += len(part)
-            parts.append(part)
-            too_large = size > limit or received > limit
-            has_no_room = not memory.grow(len(part))
-            if too_large or has_no_room:
-                parts.clear()
-                memory.release()
+            body.add(chunk)
     except TimeoutError:
         if left <= patience:  # not by the clock, for the loop's timer may be a little early
             raise DeadlinePassed("the deadline passed before the body was whole") from None
         raise MalformedBody(f"body: it came too slowly, or nothing of it for {_PATIENCE_S} s") from None
     except ClientDisconnect:
         raise MalformedBody("the connection closed before the body was whole") from None
-    if too_large:
-        raise BodyTooLarge(f"body: larger than the {limit} bytes that one request may hold")
-    if has_no_room:
-        raise QueueFull("the bodies of other requests leave no memory for this one", retry_after=1)
-    if inflate is not None and not inflate.is_whole:
-        raise MalformedBody("body: the gzip stream is cut")
-    return b"".join(parts)
+    return body.whole()
+
+
+class _Body:
+    """What has come of a body. The rest of one that is refused is read for a while, so that the client reads the answer.
+
+    Parameters
+    ----------
+    limit : int
+        Maximum bytes, as sent and as decompressed.
+    memory : Reservation
+        Grows with the body.
+    inflate : _Inflater or None
+        Decompresses it.
+    """
+
+    def __init__(self, limit: int, memory: Reservation, inflate: _Inflater | None) -> None:
+        self.received = 0
+        self._limit = limit
+        self._memory = memory
+        self._inflate = inflate
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_too_large = self._has_no_room = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough of a refused body was read."""
+        return self.received > _DRAINED_BYTES and (self._is_too_large or self._has_no_room)
+
+    def add(self, chunk: bytes) -> None:
+        """Take what came; the first chunk over a limit drops all of the body."""
+        self.received += len(chunk)
+        if self._is_too_large or self._has_no_room:
+            return
+        part = chunk if self._inflate is None else self._inflate.feed(chunk, self._limit + 1 - self._size)
+        self._size += len(part)
+        self._parts.append(part)
+        self._is_too_large = self._size > self._limit or self.received > self._limit
+        self._has_no_room = not self._memory.grow(len(part))
+        if self._is_too_large or self._has_no_room:
+            self._parts.clear()
+            self._memory.release()
+
+    def whole(self) -> bytes:
+        """Return the body, or raise the reason for which it is refused."""
+        if self._is_too_large:
+            raise BodyTooLarge(f"body: larger than the {self._limit} bytes that one request may hold")
+        if self._has_no_room:
+            raise QueueFull("the bodies of other requests leave no memory for this one", retry_after=1)
+        if self._inflate is not None and not self._inflate.is_whole:
+            raise MalformedBody("body: the gzip stream is cut")
+        return b"".join(self._parts)
 
 
 async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:

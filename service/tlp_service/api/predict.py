@@ -30,8 +30,8 @@ from tlp_service.api.missing import once_loaded
 from tlp_service.api.request_memory import Reservation
 from tlp_service.api.service import Caller, Service
 from tlp_service.api.tuning_log import LogLines, LogTask, groups_of, request_in_steps, tasks_in_steps
-from tlp_service.engine.work import SmallTasks
 from tlp_service.errors import InvalidBody, RequestFault, UnknownName
+from tlp_service.inference.work import SmallTasks
 from tlp_service.scheduling.steps import Steps
 from tlp_service.scoring.scorer import PreparedRequest, Scored, Scorer
 

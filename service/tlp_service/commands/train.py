@@ -27,6 +27,20 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help="folder of the version to begin from: each platform that there are records of gets a network of its own",
     )
+    _add_choice_of_records(parser)
+    add("--device", default="cpu", help="torch device; under torchrun each process has its own")
+    add(
+        "--checkpoint",
+        type=path,
+        help="folder that keeps the progress; an interrupted training goes on from it",
+    )
+    for name, settings in _FIT_OPTIONS.items():
+        add(f"--{name}", **settings)
+    parser.set_defaults(run=_train)
+
+
+def _add_choice_of_records(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--platforms", type=path, help="CSV that maps folders of logs to platforms")
     add(
         "--only-shippable", action="store_true", help="use only rows of --platforms with may_ship_weights=yes"
@@ -51,15 +65,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         help="what a store's split holds together: the records of a workload, or also the workloads of a log",
     )
     add("--kinds", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"], help="platform kinds to train")
-    add("--device", default="cpu", help="torch device; under torchrun each process has its own")
-    add(
-        "--checkpoint",
-        type=path,
-        help="folder that keeps the progress; an interrupted training goes on from it",
-    )
-    for name, settings in _FIT_OPTIONS.items():
-        add(f"--{name}", **settings)
-    parser.set_defaults(run=_train)
 
 
 #: Options that are fields of `FitSettings`; without them the model's own hold.

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.dialects.registry import DEFAULT
-from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.score_map import map_scores
+from tlp_client.wire.predict import PredictRequest, ScoreRequest
 from tlp_service.errors import BadVersion, InvalidBody
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.score_map import map_scores
 from tlp_service.scheduling.steps import Steps
 from tlp_service.versions.manifest import Network
 
@@ -36,13 +36,19 @@ class Asked:
         One of the version's networks.
     platform : str or None
         For which of the platforms that the network tells apart; None if it is for none of them.
-    request : PredictRequest
-        The candidates.
+    request : ScoreRequest
+        One of the kinds that the network's family reads.
     """
 
     network: Network
     platform: str | None
-    request: PredictRequest
+    request: ScoreRequest
+
+    @property
+    def schedules(self) -> PredictRequest:
+        """The request, for families that read no other kind."""
+        assert isinstance(self.request, PredictRequest), "`Family.check_request` refuses others"
+        return self.request
 
 
 class Family(ABC):
@@ -56,6 +62,8 @@ class Family(ABC):
         Names of this family, and of its models, in manifests of earlier releases.
     models : tuple of str
         The models that can be trained; each has a `preset`.
+    requests : type or tuple of types
+        Kinds of requests that it reads.
     dialects : tuple of str
         Names of the dialects whose primitives it reads, see `tlp_client.dialects`.
     """
@@ -63,6 +71,7 @@ class Family(ABC):
     name: ClassVar[str]
     earlier_names: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[tuple[str, ...]] = ()
+    requests: ClassVar[type[ScoreRequest] | tuple[type[ScoreRequest], ...]] = PredictRequest
     dialects: ClassVar[tuple[str, ...]] = (DEFAULT,)
 
     @abstractmethod
@@ -105,18 +114,23 @@ class Family(ABC):
     def preset(self, model: str) -> Preset:
         """Return how one of `models` is trained. Imports torch, which a server lacks."""
 
-    def check_dialect(self, dialect: str) -> None:
-        """Refuse candidates of a dialect that this family does not read.
+    def check_request(self, request: ScoreRequest) -> None:
+        """Refuse a request of a kind or dialect that this family does not read.
 
         Raises
         ------
         InvalidBody
-            With the code ``unsupported``: a version of another family may read the dialect.
+            With the code ``unsupported``: a version of another family may read it.
         """
-        if dialect not in self.dialects:
+        if not isinstance(request, self.requests):
+            raise InvalidBody(
+                f"the body: this model version does not read a {type(request).__name__}; ask for a version that does",
+                code="unsupported",
+            )
+        if request.dialect not in self.dialects:
             known = ", ".join(self.dialects)
             raise InvalidBody(
-                f"task.dialect: expected one that this model version reads ({known}), got {dialect!r}; "
+                f"task.dialect: expected one that this model version reads ({known}), got {request.dialect!r}; "
                 "ask for a version that was trained on it",
                 code="unsupported",
             )

@@ -72,39 +72,38 @@ def learn(
     may_publish : callable
         Called before publishing; returns False if another trainer has taken over meanwhile.
     """
-    active = registry.journal().active
-    if active is None:
-        return Outcome(None, False, "no version serves", "put off")
     try:
-        preset = preset_named(registry.manifest(active).model)
-    except BadSettings as error:
-        return Outcome(None, False, f"{active}: {error}", "put off")
-    if not preset.learns:
-        return Outcome(
-            None, False, f"{active} is a version of '{preset.name}', which does not learn", "put off"
-        )
+        active, preset = _serving(registry)
+    except Refusal as refusal:
+        return Outcome(None, False, str(refusal), refusal.state)
     with registry.checkout(active) as folder, tempfile.TemporaryDirectory() as scratch:
         files = Path(scratch, "files")
         files.mkdir()
         report = ImportReport()
         step = _Step(folder, read_manifest(folder), preset, settings or preset.adapting_settings)
-        made: list[_Learned] = []
-        refusals: list[Refusal] = []
-        for platform in store.platforms if platforms is None else platforms:
-            try:
-                made += step.learn(store, platform, report, files)
-            except Refusal as refusal:
-                refusals.append(refusal)
-        if not made:
-            last = refusals[-1] if refusals else Refusal("refused", TOO_FEW)
-            return Outcome(None, False, str(last), last.state)
-        for one in refusals:
-            log.info("not learned: %s", one)
+        try:
+            made = step.learn_all(store, store.platforms if platforms is None else platforms, report, files)
+        except Refusal as refusal:
+            return Outcome(None, False, str(refusal), refusal.state)
         accepted = [found for found in made if found.verdict.is_accepted]
         written = step.write(accepted or made, made, report, files, Path(scratch, "version"))
         if not may_publish():
             return Outcome(None, False, "another trainer took over before this one had finished", "put off")
         return _publish(registry, active, written, made)
+
+
+def _serving(registry: Registry) -> tuple[str, Preset]:
+    """Return the serving version and the preset of its model, or raise `Refusal` if it cannot be fine-tuned here."""
+    active = registry.journal().active
+    if active is None:
+        raise Refusal("put off", "no version serves")
+    try:
+        preset = preset_named(registry.manifest(active).model)
+    except BadSettings as error:
+        raise Refusal("put off", f"{active}: {error}") from None
+    if not preset.learns:
+        raise Refusal("put off", f"{active} is a version of '{preset.name}', which does not learn")
+    return active, preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +173,23 @@ class _Step:
         self._before = before
         self._preset = preset
         self._settings = settings
+
+    def learn_all(
+        self, store: RecordStore, platforms: Sequence[str], report: ImportReport, folder: Path
+    ) -> list[_Learned]:
+        """Learn each platform, see `learn`; raises the last `Refusal` if none can be learned, and logs them all otherwise."""
+        made: list[_Learned] = []
+        refusals: list[Refusal] = []
+        for platform in platforms:
+            try:
+                made += self.learn(store, platform, report, folder)
+            except Refusal as refusal:
+                refusals.append(refusal)
+        if not made:
+            raise refusals[-1] if refusals else Refusal("refused", TOO_FEW)
+        for one in refusals:
+            log.info("not learned: %s", one)
+        return made
 
     def learn(self, store: RecordStore, platform: str, report: ImportReport, folder: Path) -> list[_Learned]:
         """Train a platform's network of each kind that it has records of, and judge it; the files go into a folder.

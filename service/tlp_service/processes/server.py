@@ -11,34 +11,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from tlp_service.api.app import create_app
 from tlp_service.api.connections import Connections, limits_of_process
 from tlp_service.api.protocol import protocol_of
-from tlp_service.api.service import UNITS_PER_BYTE, Engine, Reading
 from tlp_service.children import Child
-from tlp_service.engine.work import ScoringWork
 from tlp_service.errors import BadRecords, BadSettings
 from tlp_service.idle_memory import IdleMemory, map_large_allocations
 from tlp_service.measurements.embedded import embedded_redis
 from tlp_service.records.store_path import check_store_path
 from tlp_service.redis_url import ineffective_options
-from tlp_service.scheduling.executor import Executor
-from tlp_service.scheduling.fair_queue import FairQueue
-from tlp_service.scheduling.give_way import GiveWay
-from tlp_service.serving.first import load_first
-from tlp_service.serving.follower import Follower
-from tlp_service.serving.loader import VersionLoader
-from tlp_service.serving.versions import Versions
+from tlp_service.serving.engine import Engine, start_engine
 from tlp_service.settings import Settings
 from tlp_service.stuck_threads import leave_stuck_threads
-from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +36,6 @@ KEEP_ALIVE_S = 300
 #: Seconds after which a thread that computes in Python lets others do so. The default of 5 ms is more than a batch
 #: takes: while a large body is read, the threads that score would mostly wait for their turn to hand out the next one.
 SWITCH_INTERVAL_S = 0.0005
-#: Bytes a second that are read, until it has been measured.
-READ_BYTES_PER_S = 1e7
 #: Objects after which garbage is looked for. The lists of one large body are a million, and none of them is garbage.
 GC_THRESHOLD = (50_000, 20, 20)
 #: How often per second uvicorn calls `Server.on_tick`.
@@ -74,11 +61,7 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     map_large_allocations()
     engine = start_engine(settings)
-    # What is here by now stays. Else each full collection, of which the lists of large bodies cause many, would look
-    # through it, for longer than a batch takes and with all other threads standing.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
+    _spare_garbage_collection()
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         listener = stack.enter_context(_listen(settings.host, settings.port))
@@ -91,20 +74,34 @@ def serve(settings: Settings) -> int:
             stack.callback(_start_beside("recorder", settings, redis_url).stop)
         if wants_trainer:
             stack.callback(_start_beside("trainer", settings, redis_url).stop)
-        app = create_app(settings, engine, redis_url)
-        connections = Connections(limits_of_process())
-        config = uvicorn.Config(
-            app,
-            http=protocol_of(connections),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        _run(_Server(config, engine, connections), listener)
+        _run(_server(settings, engine, redis_url), listener)
     leave_stuck_threads("tlp-versions", "tlp-score", "tlp-read")
     return 0
+
+
+def _spare_garbage_collection() -> None:
+    """Exempt all objects of the start from garbage collection.
+
+    Else each full collection, of which the lists of large bodies cause many, would look through them, for longer than a batch takes
+    and with all other threads standing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+
+
+def _server(settings: Settings, engine: Engine, redis_url: str) -> _Server:
+    connections = Connections(limits_of_process())
+    config = uvicorn.Config(
+        create_app(settings, engine, redis_url),
+        http=protocol_of(connections),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return _Server(config, engine, connections)
 
 
 def _log_settings(settings: Settings) -> None:
@@ -167,50 +164,6 @@ def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:
     child = Child(f"the {command}", [sys.executable, "-m", "tlp_service", command], {**os.environ, **told})
     child.watch()
     return child
-
-
-def start_engine(settings: Settings) -> Engine:
-    """Load the first version and start the threads that score with it, in the way that is fastest here.
-
-    Raises
-    ------
-    BadSettings, BadVersion
-        See `load_first`.
-    """
-    try:
-        registry = Registry(settings.registry_url)
-    except OSError as error:
-        raise BadSettings(f"TLP_REGISTRY={settings.registry_url}: {error}") from None
-    scorer, calibration = load_first(settings, registry)
-    versions = Versions(scorer)
-    queue: FairQueue[ScoringWork] = FairQueue(
-        settings.max_waiting,
-        settings.max_waiting_mib << 20,
-        calibration.candidates_per_s,
-        mixes=scorer.mixes,
-    )
-    follower = None
-    if settings.model is None:
-        load = VersionLoader(settings.device, calibration.threads)
-        follower = Follower(
-            registry, versions, load, settings.kept_versions, settings.registry_poll_s, load.stop
-        )
-    executor = Executor(queue, calibration.executors, calibration.chunk)
-    readers, heavy_readers = _start_reader(), _start_reader()
-    # A search waits for its scores; for an acknowledgement nobody does.
-    give_way = GiveWay(lambda: executor.is_busy or readers.is_busy)
-    measurement_readers = _start_reader(give_way)
-    return Engine(
-        versions, registry, follower, calibration, executor, readers, heavy_readers, measurement_readers
-    )
-
-
-def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading[Any]]:
-    # One thread: several would have one interpreter among them. How many bodies wait is bounded by their memory.
-    bodies: FairQueue[Reading[Any]] = FairQueue(
-        sys.maxsize, sys.maxsize, UNITS_PER_BYTE * READ_BYTES_PER_S, unit="units of reading"
-    )
-    return Executor(bodies, threads=1, chunk=sys.maxsize, name="read", before=before)
 
 
 class _Server(uvicorn.Server):

@@ -23,11 +23,11 @@ _GAUGES = {
     "measured": "Measured candidates in the window.",
     "failed_share": "Share of the runs in the window that failed.",
     "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; the other figures leave them out.",
-    "pair_accuracy": "Share of the pairs inside tasks that the scores order right, mean over tasks.",
+    "pair_accuracy": "Share of the pairs of candidates inside a task that the scores order correctly, mean over tasks.",
     "kendall_tau": "Kendall's tau-b of scores and speeds inside tasks, mean over tasks.",
     "top1_regret": "Extra run time of the best-scored candidate of a search round over the fastest one, as a share of the latter; at most 9 per round, mean over rounds.",
-    "top5_regret": "The same for the fastest of the five best-scored candidates.",
-    "drifting": "1 where the order is worse than when the version was accepted, beyond chance.",
+    "top5_regret": "As top1_regret, for the fastest of the five best-scored candidates.",
+    "drifting": "1 if the version orders candidates worse than when it was accepted, beyond chance; else 0.",
 }
 
 
@@ -91,6 +91,6 @@ class QualityCollector(Collector):
         if (told_s := self._document.get("time")) is not None:
             yield GaugeMetricFamily(
                 "tlp_prediction_told_timestamp_seconds",
-                "When the recorder told these figures, in seconds since 1970; they grow old where it is gone.",
+                "Unix time in seconds at which the recorder reported these figures; it stands still while no recorder runs.",
                 value=told_s,
             )

@@ -61,6 +61,12 @@ def merge(
             chain.from_iterable(part.to_batches(MAX_STEP_ROWS) for part in parts),
         )
         write_file(filtered(rows, is_new), aside)
+    _replace(folder, paths, aside)
+    return int(is_new[sum(map(len, known)) :].sum())
+
+
+def _replace(folder: PlatformFolder, paths: list[Path], aside: Path) -> None:
+    """Put a new file in the place of those that were merged into it."""
     # Files that cannot be read, or were not chosen, stay.
     is_all = paths == folder.files()
     place = folder.path / RECORDS if is_all else paths[0] if paths else new_part(folder.path)
@@ -69,7 +75,6 @@ def merge(
     for path in paths:
         if path != place:
             path.unlink()
-    return int(is_new[sum(map(len, known)) :].sum())
 
 
 def newest(files: list[StoredFile], min_files: int) -> list[StoredFile]:

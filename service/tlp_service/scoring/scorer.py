@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.tasks import PlatformKind
-from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.network import Device, OnnxNetwork
-from tlp_service.engine.work import ScoringWork
+from tlp_client.wire.predict import ScoreRequest
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
 from tlp_service.families import family_named
 from tlp_service.families.family import Asked, Family
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.network import Device, OnnxNetwork
+from tlp_service.inference.work import ScoringWork
 from tlp_service.scheduling.steps import Steps, finished
 from tlp_service.versions.choice import choose_network
 from tlp_service.versions.manifest import Manifest, Network, read_manifest
@@ -118,7 +118,7 @@ class Scorer:
         """Return a network of the version as it is loaded."""
         return self._networks[network.file]
 
-    def prepare(self, request: PredictRequest) -> PreparedRequest:
+    def prepare(self, request: ScoreRequest) -> PreparedRequest:
         """Choose the network of a request and make what it reads of its candidates.
 
         Raises
@@ -131,14 +131,14 @@ class Scorer:
         """
         return finished(self.prepare_in_steps(request))
 
-    def prepare_in_steps(self, request: PredictRequest) -> Steps[PreparedRequest]:
+    def prepare_in_steps(self, request: ScoreRequest) -> Steps[PreparedRequest]:
         """Do what `prepare` does, in steps of bounded time."""
         asked = self._asked(request)
         (inputs,) = yield from family_named(asked.network.features).inputs_in_steps([asked])
         return self._prepared(asked, inputs)
 
     def prepare_all_in_steps(
-        self, requests: Sequence[PredictRequest]
+        self, requests: Sequence[ScoreRequest]
     ) -> Steps[list[PreparedRequest | InvalidBody | UnknownName]]:
         """Do what `prepare` does for many requests at once; the result of a refused request is its exception."""
         found: list[Asked | InvalidBody | UnknownName] = []
@@ -150,9 +150,9 @@ class Scorer:
         inputs = iter((yield from _inputs_in_steps([one for one in found if isinstance(one, Asked)])))
         return [self._prepared(one, next(inputs)) if isinstance(one, Asked) else one for one in found]
 
-    def _asked(self, request: PredictRequest) -> Asked:
+    def _asked(self, request: ScoreRequest) -> Asked:
         choice = choose_network(self.manifest, request.platform, request.target)
-        family_named(choice.network.features).check_dialect(request.dialect)
+        family_named(choice.network.features).check_request(request)
         return Asked(choice.network, choice.platform, request)
 
     def _prepared(self, asked: Asked, inputs: Inputs) -> PreparedRequest:
@@ -208,7 +208,7 @@ class Scorer:
         scores[list(errors)] = np.nan
         return Scored(network.platform_kind, scores, errors, prepared.truncated)
 
-    def score(self, request: PredictRequest, chunk: int = 32) -> Scored:
+    def score(self, request: ScoreRequest, chunk: int = 32) -> Scored:
         """Prepare, score and finish a request in this thread."""
         prepared = self.prepare(request)
         work = prepared.candidates

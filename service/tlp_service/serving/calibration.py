@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tlp_service.engine.inputs import Inputs
-from tlp_service.engine.network import Device, OnnxNetwork
-from tlp_service.engine.work import ScoringWork
 from tlp_service.families import family_named
+from tlp_service.inference.inputs import Inputs
+from tlp_service.inference.network import Device, OnnxNetwork
+from tlp_service.inference.work import ScoringWork
 from tlp_service.scheduling.executor import Executor
 from tlp_service.scheduling.fair_queue import FairQueue
 from tlp_service.versions.manifest import Network

@@ -6,8 +6,8 @@ import logging
 import socket
 from pathlib import Path
 
-from tlp_service.engine.network import usable_cpus
 from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.inference.network import usable_cpus
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.serving.calibration import Calibration, calibrate
 from tlp_service.serving.loader import MAX_CPU_S, VersionLoader

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from tlp_service.engine.network import Device
 from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.inference.network import Device
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.serving.calibration import Calibration
 from tlp_service.serving.trial import Trial, Verdict

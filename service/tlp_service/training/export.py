@@ -12,8 +12,8 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.errors import BadVersion
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training.form import Sample
 from tlp_service.training.network import ExportableNetwork
 

@@ -163,20 +163,32 @@ def fit(
     if saved is not None and saved.load(progress):
         log.info("%s: goes on after epoch %d of %s", label, progress.epoch, checkpoint)
     while progress.epoch < settings.epochs and not progress.is_stuck(settings.patience):
-        started = time.monotonic()
-        # So that an epoch draws the same after an interruption, and each process its own.
-        torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
-        loss = _run_epoch(progress, table, train, settings, label)
-        ranking = rank_set(progress.judged(), validation, device, JUDGED_CANDIDATES)
-        progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
+        _train_epoch(progress, table, train, validation, settings, label)
         if saved is not None and rank() == 0:
             saved.save(progress)
-        took = time.monotonic() - started
-        log.info("%s epoch %d: loss %.4f%s (%.0f s)", label, progress.epoch, loss, _told(ranking), took)
     best = progress.best
     assert best is not None, "one epoch at least"
     network.load_state_dict(best.weights)
     return Fit(network.eval(), best.epoch, best.ranking)
+
+
+def _train_epoch(
+    progress: Progress,
+    table: Tensor,
+    train: TrainingSet,
+    validation: TrainingSet,
+    settings: FitSettings,
+    label: str,
+) -> None:
+    """Run one epoch, judge it by the validation tasks, and log both."""
+    started = time.monotonic()
+    # So that an epoch draws the same after an interruption, and each process its own.
+    torch.manual_seed(hash((settings.seed, progress.epoch, rank())) % 2**63)
+    loss = _run_epoch(progress, table, train, settings, label)
+    ranking = rank_set(progress.judged(), validation, str(table.device), JUDGED_CANDIDATES)
+    progress.end_epoch(ranking, ranking.quality if settings.judge == "quality" else ranking.pair_accuracy)
+    took = time.monotonic() - started
+    log.info("%s epoch %d: loss %.4f%s (%.0f s)", label, progress.epoch, loss, _told(ranking), took)
 
 
 def _told(ranking: Ranking) -> str:

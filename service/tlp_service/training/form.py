@@ -15,7 +15,7 @@ NEW, KNOWN, CANDIDATES, PLACES = (torch.export.Dim(name) for name in ("new", "kn
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A module to export, in the form that `tlp_service.engine.network.OnnxNetwork` runs.
+    """A module to export, in the form that `tlp_service.inference.network.OnnxNetwork` runs.
 
     Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. One call does either half: it encodes rows and
     scores no candidates, or it scores candidates from the encodings that an earlier call returned and encodes no rows.

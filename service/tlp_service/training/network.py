@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from tlp_service.engine.network import OnnxNetwork
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training.form import Form, Sample
 
 #: Raw scores of torch and of ONNX Runtime for the same candidates.

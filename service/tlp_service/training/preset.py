@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tlp_client.dialects.registry import DEFAULT
 from tlp_client.tasks import PlatformKind
-from tlp_service.engine.score_map import fit_score_map
+from tlp_service.inference.score_map import fit_score_map
 from tlp_service.training.dataset import TrainingSet
 from tlp_service.training.encoder import Encoder
 from tlp_service.training.fit import FitSettings

@@ -119,6 +119,32 @@ def train(command: TrainCommand) -> Path:
     _check(command)
     report = ImportReport()
     begins = _begins_from(command)
+    splits = _read_splits(command, begins, report)
+    with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
+        networks = [
+            network
+            for kind, parts_of_kind in splits.items()
+            for training in _trainings(command, begins, device, kind, parts_of_kind)
+            for network in training.run(Path(scratch))
+        ]
+        if begins is not None and command.source is not None:
+            networks = with_kept(networks, begins, command.source, Path(scratch))
+        files = {name: Path(scratch, name) for network in networks for name in network.files}
+        settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
+        training = {
+            "records": dict(report.counts),
+            "settings": settings,
+            "from": begins and begins.version,
+        }
+        manifest = Manifest.of_now(command.preset.name, networks, training)
+        # All processes have the same networks.
+        return write_version(command.out, manifest, files) if rank() == 0 else command.out / manifest.version
+
+
+def _read_splits(
+    command: TrainCommand, begins: Manifest | None, report: ImportReport
+) -> dict[PlatformKind, Parts]:
+    """Return the records of each kind, split into parts."""
     store = _store(command)
     encoders = {
         kind: command.preset.encoder(kind, begins.numbered(kind) if begins is not None else ())
@@ -131,27 +157,7 @@ def train(command: TrainCommand) -> Path:
     _check_sets(command, sets, begins)
     # Split all before any is trained: a kind with too few workloads must not cost what another has learned.
     parts = None if store is None else _stored_parts(command, store, sets)
-    splits = {kind: _split(kind, whole, parts, command) for kind, whole in sets.items()}
-    with processes(command.device) as device, tempfile.TemporaryDirectory() as scratch:
-        networks = [
-            network
-            for kind, parts_of_kind in splits.items()
-            for training in _trainings(command, begins, device, kind, parts_of_kind)
-            for network in training.run(Path(scratch))
-        ]
-        if begins is not None and command.source is not None:
-            networks = with_kept(networks, begins, command.source, Path(scratch))
-        names = [name for network in networks for name in network.files]
-        files = {name: Path(scratch, name) for name in names}
-        settings = {**dataclasses.asdict(command.fit), "share": command.share, "split": command.split}
-        training = {
-            "records": dict(report.counts),
-            "settings": settings,
-            "from": begins and begins.version,
-        }
-        manifest = Manifest.of_now(command.preset.name, networks, training)
-        # All processes have the same networks.
-        return write_version(command.out, manifest, files) if rank() == 0 else command.out / manifest.version
+    return {kind: _split(kind, whole, parts, command) for kind, whole in sets.items()}
 
 
 def _trainings(

@@ -41,7 +41,7 @@ MAX_NETWORKS = 1024
 
 
 class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fixed monotone function from raw scores to (0, 1], see `tlp_service.engine.score_map`."""
+    """The fixed monotone function from raw scores to (0, 1], see `tlp_service.inference.score_map`."""
 
     function: Literal["softsign"]
     center: float

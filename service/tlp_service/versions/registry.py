@@ -25,7 +25,8 @@ from tlp_service.errors import BadVersion, UnknownName, VersionRefused
 from tlp_service.versions.faults import without_folder
 from tlp_service.versions.journal import Activation, Journal, Mark, now
 from tlp_service.versions.manifest import MANIFEST, NAME, Manifest, parse_manifest, read_manifest
-from tlp_service.versions.places import ACTIVE, place_of
+from tlp_service.versions.storage import ACTIVE
+from tlp_service.versions.storages import storage_of
 
 #: Versions that `Registry.prune` keeps: the newest, and those that served last.
 KEEP = 10
@@ -51,7 +52,7 @@ class Held:
 
 
 class Registry:
-    """The versions at one place. Every method raises OSError where that can't be reached.
+    """The versions in one storage. Every method raises OSError if the storage can't be reached.
 
     Parameters
     ----------
@@ -60,24 +61,24 @@ class Registry:
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
-        self._place = place_of(url)
+        self._storage = storage_of(url)
 
     def journal(self) -> Journal:
         """Return which version serves, which did, and which may not."""
-        return Journal.decode(self._place.read(ACTIVE))
+        return Journal.decode(self._storage.read(ACTIVE))
 
     def versions(self) -> list[Held]:
         """Return what is held, newest first; a version whose manifest can't be read is left out."""
         journal = self.journal()
         held = []
-        for name in self._place.versions():
+        for name in self._storage.versions():
             with contextlib.suppress(BadVersion, UnknownName):
                 held.append(_held(self.manifest(name), journal))
         return sorted(held, key=lambda h: (h.manifest.created, h.manifest.version), reverse=True)
 
     def names(self) -> frozenset[str]:
         """Return the names of what is held, and of what served and is deleted by now."""
-        return frozenset([*self._place.versions(), *(entry.version for entry in self.journal().history)])
+        return frozenset([*self._storage.versions(), *(entry.version for entry in self.journal().history)])
 
     def held(self, version: str) -> Held:
         """Return one version.
@@ -100,7 +101,7 @@ class Registry:
             If the manifest is damaged, or is another version's.
         """
         # What a caller writes becomes a part of a path.
-        encoded = self._place.read(f"{version}/{MANIFEST}") if NAME.fullmatch(version) else None
+        encoded = self._storage.read(f"{version}/{MANIFEST}") if NAME.fullmatch(version) else None
         if encoded is None:
             raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
         manifest = parse_manifest(encoded, f"{version}/{MANIFEST}")
@@ -113,7 +114,7 @@ class Registry:
         """Lend a local folder with a version, to load it from within the context."""
         if not NAME.fullmatch(version):  # it becomes part of a path
             raise UnknownName(f"version: the registry holds no {version[:140]!r}", code="unknown_version")
-        with self._place.checkout(version) as folder:
+        with self._storage.checkout(version) as folder:
             yield folder
 
     def publish(self, source: Path) -> str:
@@ -128,7 +129,7 @@ class Registry:
         try:
             present = self.manifest(manifest.version)
         except UnknownName:
-            self._place.put(source, manifest)
+            self._storage.put(source, manifest)
             return manifest.version
         # Encoded, for a figure that is NaN is written as null.
         if msgspec.json.encode(present.networks) != msgspec.json.encode(manifest.networks):
@@ -153,7 +154,7 @@ class Registry:
         self._verify(version)
 
         def make(journal: Journal) -> Journal:
-            if version not in self._place.versions():  # pruned since it was looked at
+            if version not in self._storage.versions():  # pruned since it was looked at
                 raise UnknownName(f"version: the registry holds no {version!r}", code="unknown_version")
             mark = journal.marks.get(version)
             if mark is not None and not force:
@@ -232,9 +233,9 @@ class Registry:
         def make(journal: Journal) -> Journal:
             # Within the change, so that none is deleted that another one lets serve just now.
             staying = {*newest, *journal.recent(recent), journal.active, self._previous(journal)}
-            pruned[:] = sorted(set(held) & set(self._place.versions()) - staying)
+            pruned[:] = sorted(set(held) & set(self._storage.versions()) - staying)
             for version in pruned:
-                self._place.remove(version)
+                self._storage.remove(version)
             return journal.without(pruned)
 
         self._change(make)
@@ -256,7 +257,7 @@ class Registry:
             raise VersionRefused(f"version {version} is damaged: {error}") from None
 
     def _previous(self, journal: Journal) -> str | None:
-        there = set(self._place.versions()) - set(journal.marks)
+        there = set(self._storage.versions()) - set(journal.marks)
         return next((version for version in journal.earlier() if version in there), None)
 
     def _change(self, make: Callable[[Journal], Journal]) -> Journal:
@@ -268,7 +269,7 @@ class Registry:
             changed = make(journal)
             return changed.encode() if changed != journal else None
 
-        self._place.change(remake)
+        self._storage.change(remake)
         return changed
 
 

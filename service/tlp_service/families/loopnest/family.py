@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from tlp_client.primitives import MAX_STEPS, Primitive, too_many_steps
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
 from tlp_service.errors import BadVersion
 from tlp_service.families.family import Asked, Family
 from tlp_service.families.loopnest import features
 from tlp_service.families.loopnest.plan import NestPlan
 from tlp_service.families.loopnest.task import PLATFORMS, TASK_WIDTH, task_row
+from tlp_service.inference.inputs import Inputs
 from tlp_service.scheduling.steps import Steps
 from tlp_service.versions.manifest import Network
 
@@ -38,10 +38,10 @@ class LoopNest(Family):
 
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
         """Compute the nests of all requests at once, so many small requests take little longer than one large request."""
-        nests = yield from _nests_of([one.request for one in asked])
+        nests = yield from _nests_of([one.schedules for one in asked])
         found = []
         for one, (of_request, errors) in zip(asked, nests, strict=True):
-            workload = one.request.workload_key
+            workload = one.schedules.workload_key
             yield _TASK_COST + _KEY_COST * len(workload)
             number = None if one.platform is None else one.network.platforms.index(one.platform)
             found.append(Inputs(task_row(workload, number)[None], NestPlan(of_request), errors))

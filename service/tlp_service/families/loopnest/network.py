@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.families.loopnest.task import platform_column
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training.form import CANDIDATES, KNOWN, NEW, Form, Sample
 from tlp_service.training.network import ExportableNetwork, ScorePair
 

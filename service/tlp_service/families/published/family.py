@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp_client.wire.predict import PredictRequest
-from tlp_service.engine.inputs import Inputs
 from tlp_service.families.family import Asked, Family
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.inputs import Inputs
 from tlp_service.scheduling.steps import Steps
 from tlp_service.versions.manifest import Network
 
@@ -36,8 +36,8 @@ class Published(Family):
         """Compute one row per distinct primitive of a request."""
         found = []
         for one in asked:
-            yield _TASK_COST + _KEY_COST * len(one.request.workload_key)
-            found.append((yield from _inputs_of(one.network, one.request)))
+            yield _TASK_COST + _KEY_COST * len(one.schedules.workload_key)
+            found.append((yield from _inputs_of(one.network, one.schedules)))
         return found
 
     def probe(self, network: Network, candidates: int) -> Inputs:

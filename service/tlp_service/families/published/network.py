@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tlp_service.engine.network import OnnxNetwork
 from tlp_service.families.published.plan import RowPlan
+from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training.form import CANDIDATES, KNOWN, NEW, PLACES, Form, Sample
 from tlp_service.training.network import ExportableNetwork, ScorePair, TrainableNetwork
 
@@ -247,11 +247,6 @@ class DistinctForm(nn.Module):
             Raw scores.
         """
         network = self.network
-        encoded = network.encoder(rows)
-        split = torch.unflatten(network.attention.project_in(encoded), -1, (3, ATTENTION_HEADS, -1))
-        query, key, value = split.permute(1, 2, 0, 3).unbind(0)
-        query = query * query.shape[-1] ** -0.5
-
         places = positions.flatten()
         # All that follows the attention works on one row a place: two dimensions, which runtimes fuse with bias and ReLU.
         query_at, key_at, value_at = (
@@ -263,7 +258,14 @@ class DistinctForm(nn.Module):
         attended = attended.permute(1, 2, 0, 3).reshape(places.shape[0], HIDDEN[-1])
         attended = network.attention.project_out(attended) + steps.index_select(0, places)
         scores = torch.unflatten(network.step_scores(attended), 0, positions.shape)
-        return encoded, query, key, value, torch.sum(scores * counts, dim=1)
+        return *self._encode(rows), torch.sum(scores * counts, dim=1)
+
+    def _encode(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the encodings of rows and their projections, see `forward`."""
+        encoded = self.network.encoder(rows)
+        split = torch.unflatten(self.network.attention.project_in(encoded), -1, (3, ATTENTION_HEADS, -1))
+        query, key, value = split.permute(1, 2, 0, 3).unbind(0)
+        return encoded, query * query.shape[-1] ** -0.5, key, value
 
 
 def _head() -> nn.Sequential:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tlp_service.engine.plan import Plan, Run
+from tlp_service.inference.plan import Plan, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from tlp_service.engine.network import Encoded, OnnxNetwork
-from tlp_service.engine.plan import Plan, join
 from tlp_service.errors import ScoringFailed
+from tlp_service.inference.network import Encoded, OnnxNetwork
+from tlp_service.inference.plan import Plan, join
 from tlp_service.scheduling.executor import Work
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tlp_service.errors import BadVersion
 from tlp_service.versions.bounded_file import check_size
@@ -17,7 +17,7 @@ from tlp_service.versions.manifest import (
     Manifest,
     parse_manifest,
 )
-from tlp_service.versions.place import ACTIVE, Place
+from tlp_service.versions.storage import ACTIVE, RegistryStorage
 
 #: Bytes that are copied at a time; most networks are smaller.
 _BLOCK_BYTES = 16 << 20
@@ -26,7 +26,7 @@ _BLOCK_BYTES = 16 << 20
 _MAX_TRIES = 5
 
 
-class Remote(Place):
+class RemoteStorage(RegistryStorage):
     """A registry behind a URL that fsspec can open, such as a bucket. Its credentials are those of fsspec's own configuration.
 
     No lock reaches everybody here. Who changes the document reads it again, and changes it anew where another
@@ -48,8 +48,10 @@ class Remote(Place):
         with _reaching(self._url):
             if not self._fs.exists(self._root):
                 return []
-            files = [str(file).rsplit("/", 2) for file in self._fs.find(self._root, maxdepth=2)]
-        return [file[1] for file in files if file[-1] == MANIFEST and not file[1].startswith(".")]
+            files = [PurePosixPath(str(file)) for file in self._fs.find(self._root, maxdepth=2)]
+        folders = [file.parent for file in files if file.name == MANIFEST]
+        root = PurePosixPath(self._root)
+        return [folder.name for folder in folders if folder != root and not folder.name.startswith(".")]
 
     def read(self, name: str) -> bytes | None:
         """Return a file, or None."""

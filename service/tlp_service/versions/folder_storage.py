@@ -14,7 +14,7 @@ from pathlib import Path
 from tlp_service.file_lock import lock_within
 from tlp_service.versions.bounded_file import read_bounded
 from tlp_service.versions.manifest import MANIFEST, MAX_DOCUMENT_BYTES, Manifest, write_version
-from tlp_service.versions.place import ACTIVE, Place
+from tlp_service.versions.storage import ACTIVE, RegistryStorage
 
 #: Name of the lock file.
 _LOCK = ".lock"
@@ -25,11 +25,11 @@ _LOCK_S = 60.0
 #: Age in seconds at which a temporary file or folder counts as left over.
 _ABANDONED_S = 86_400
 
-#: Names of the temporary files of `write_version`, `Folder.remove` and `Folder.change`. Other hidden files belong to other programs.
+#: Names of the temporary files of `write_version`, `FolderStorage.remove` and `FolderStorage.change`. Other hidden files belong to other programs.
 _ASIDE = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{12}|active)-[a-z0-9_]{8}")
 
 
-class Folder(Place):
+class FolderStorage(RegistryStorage):
     """A folder of a local or shared file system."""
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The interface between a registry and the place that stores its files.
+"""The interface between a registry and the storage of its files.
 
 A version exists if its manifest does: the manifest is written after its files, and deleted before them.
 """
@@ -16,8 +16,8 @@ from tlp_service.versions.manifest import Manifest
 ACTIVE = "active.json"
 
 
-class Place(ABC):
-    """Stores the files of a registry. Every method raises OSError if the place can't be reached or written."""
+class RegistryStorage(ABC):
+    """Stores the files of a registry. Every method raises OSError if the storage can't be reached or written."""
 
     @abstractmethod
     def versions(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from tlp_service.engine.plan import Plan
 from tlp_service.errors import BadSettings, BadVersion
+from tlp_service.inference.plan import Plan
 
 Device = Literal["cpu", "cuda"]
 
@@ -58,43 +58,16 @@ class OnnxNetwork:
     """
 
     def __init__(self, path: Path, device: Device, threads: int = 1) -> None:
-        wanted, provider_options = _PROVIDERS[device]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # The arena keeps the most that a run ever took, and at the size of our runs malloc is as fast.
-        options.enable_cpu_mem_arena = False
-        # It would remember a plan for each combination of sizes, and there is no end to those.
-        options.enable_mem_pattern = False
-        # Spinning threads would burn a core while the server is idle.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if wanted not in onnxruntime.get_available_providers():
-            raise BadSettings(
-                f"TLP_DEVICE={device}: this onnxruntime has no {wanted} (install onnxruntime-gpu)"
-            )
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=[(wanted, provider_options)]
-            )
-        except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
-            raise BadVersion(f"{path}: onnxruntime cannot load it: {error}") from None
-        # A provider that is listed may still fail to start, which falls back without an error.
+        self._session = _session_of(path, device, threads)
+        #: Execution provider, as ONNX Runtime reports it.
         self.provider = str(self._session.get_providers()[0])
-        if self.provider != wanted:
-            raise BadSettings(f"TLP_DEVICE={device}: onnxruntime runs the network on {self.provider} instead")
         self.device: Device = device
         #: Whether candidates of several requests gain from being in one run: a GPU takes as long for few as for many.
         self.mixes = device == "cuda"
         self._encodings = [o.name for o in self._session.get_outputs() if o.name != "raw_scores"]
         self.known_names = [f"known_{name}" for name in self._encodings]
         shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        others = set(shapes) - {"rows", "positions", *self.known_names}
-        if len(shapes) != 3 + len(self.known_names) or len(others) != 1:
-            raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
-        (self._values,) = others
-        if not isinstance(shapes["rows"][1], int):
-            raise BadVersion(f"{path}: the width of its rows is not fixed")
+        self._values = self._check_inputs(path, shapes)
         self.row_width = int(shapes["rows"][1])
         width = shapes[self._values][1]
         #: Values of a candidate; None if there are as many as places.
@@ -113,6 +86,15 @@ class OnnxNetwork:
             for name in self.known_names
         ]
 
+    def _check_inputs(self, path: Path, shapes: Mapping[str, Sequence[int | str | None]]) -> str:
+        """Return the name of the values, after a check of all inputs."""
+        others = set(shapes) - {"rows", "positions", *self.known_names}
+        if len(shapes) != 3 + len(self.known_names) or len(others) != 1:
+            raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
+        if not isinstance(shapes["rows"][1], int):
+            raise BadVersion(f"{path}: the width of its rows is not fixed")
+        return others.pop()
+
     def encode(self, rows: npt.NDArray[np.float32]) -> Encoded:
         """Return the encodings of rows, shape (n, row width), to score from."""
         binding = self._bind(rows, self._nothing_known, _NO_POSITIONS, self._no_values)
@@ -125,7 +107,7 @@ class OnnxNetwork:
     def score(
         self, encoded: Encoded, positions: npt.NDArray[np.int64], values: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Return the raw scores of the candidates of one run, see `tlp_service.engine.plan.Run`."""
+        """Return the raw scores of the candidates of one run, see `tlp_service.inference.plan.Run`."""
         binding = self._bind(self._no_rows, encoded, positions, values)
         binding.bind_output("raw_scores", "cpu")
         self._session.run_with_iobinding(binding)
@@ -162,6 +144,31 @@ class OnnxNetwork:
         for name, value in zip(self.known_names, encoded, strict=True):
             binding.bind_ortvalue_input(name, value)
         return binding
+
+
+def _session_of(path: Path, device: Device, threads: int) -> onnxruntime.InferenceSession:
+    wanted, provider_options = _PROVIDERS[device]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # The arena keeps the most that a run ever took, and at the size of our runs malloc is as fast.
+    options.enable_cpu_mem_arena = False
+    # It would remember a plan for each combination of sizes, and there is no end to those.
+    options.enable_mem_pattern = False
+    # Spinning threads would burn a core while the server is idle.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if wanted not in onnxruntime.get_available_providers():
+        raise BadSettings(f"TLP_DEVICE={device}: this onnxruntime has no {wanted} (install onnxruntime-gpu)")
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[(wanted, provider_options)])
+    except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
+        raise BadVersion(f"{path}: onnxruntime cannot load it: {error}") from None
+    # A provider that is listed may still fail to start, which falls back without an error.
+    actual = session.get_providers()[0]
+    if actual != wanted:
+        raise BadSettings(f"TLP_DEVICE={device}: onnxruntime runs the network on {actual} instead")
+    return session
 
 
 def usable_cpus() -> int:

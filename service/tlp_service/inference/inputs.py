@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tlp_service.engine.plan import Plan
+from tlp_service.inference.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

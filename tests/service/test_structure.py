@@ -1,4 +1,4 @@
-"""Rules about names that keep the seams open."""
+"""Rules that keep the seams open and the parts small."""
 
 import ast
 from pathlib import Path
@@ -67,3 +67,22 @@ def test_every_fault_of_a_request_has_a_status():
 
     assert set(kinds(RequestFault)) == set(STATUS)
     assert status_of(type("Other", (QueueFull,), {})) == 429
+
+
+#: Maximum lines of a module and of a function, docstring included.
+MAX_MODULE, MAX_FUNCTION = 400, 45
+
+
+@pytest.mark.parametrize("package", [SERVICE, CLIENT], ids=["service", "client"])
+def test_modules_and_functions_stay_short(package):
+    found = {}
+    for path in package.rglob("*.py"):
+        source = path.read_text()
+        if source.count("\n") > MAX_MODULE:
+            found[path.name] = source.count("\n")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION:
+                    found[f"{path.name}: {node.name}"] = lines
+    assert not found
