@@ -77,10 +77,6 @@ class Record:
         """Return the line of the record in its dialect, without a newline; TVM loads those of Ansor."""
         return find(self.task.dialect).line(self)
 
-    def line_of(self, task: str, steps: str) -> str:
-        """Return what `to_line` does, given the JSON of the task and that of the list of primitives."""
-        return find(self.task.dialect).line_of(self, task, steps)
-
 
 def is_run(error_no: int, costs: Sequence[float]) -> bool:
     """Return whether a run succeeded and every cost can be a run time."""

@@ -33,7 +33,7 @@ class Task:
     target : str
         TVM's target text, e.g. ``llvm -keys=cpu -mcpu=core-avx2``.
     hardware : tuple of int or None
-        The eight hardware parameters of an Ansor record, see `dialects.ansor.tasks` (log version v0.3 and later).
+        The eight numbers of ``HardwareParamsNode`` of TVM (Ansor, log version v0.3 and later).
     target_host : str or None
         Target of the host code (v0.5 and later; empty where it is the target itself).
     layout_rewrite_option : int or None

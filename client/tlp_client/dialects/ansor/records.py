@@ -86,9 +86,10 @@ def read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) ->
             raise InvalidRecord(f"r[0][{position}], a cost, is a finite number in seconds, not {shown(cost)}")
     if type(error_no) is not int or error_no not in ERRORS:
         raise InvalidRecord(f"r[1], the error number, is an integer from 0 to 8, not {shown(error_no)}")
-    for name, value in (("r[2], the whole cost", all_cost), ("r[3], the timestamp", timestamp)):
-        if type(value) not in (float, int) or not -_LARGEST <= value <= _LARGEST:
-            raise InvalidRecord(f"{name}, is a finite number in seconds, not {shown(value)}")
+    if type(all_cost) not in (float, int) or not -_LARGEST <= all_cost <= _LARGEST:
+        raise InvalidRecord(f"r[2], the whole cost, is a finite number in seconds, not {shown(all_cost)}")
+    if type(timestamp) not in (float, int) or not -_LARGEST <= timestamp <= _LARGEST:
+        raise InvalidRecord(f"r[3], the timestamp, is a finite number in seconds, not {shown(timestamp)}")
     return Record(task, primitives, tuple(costs), error_no, all_cost, timestamp, version)
 
 

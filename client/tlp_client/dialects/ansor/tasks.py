@@ -8,18 +8,6 @@ from tlp_client.dialects.ansor.primitives import is_int32
 from tlp_client.errors import InvalidRecord, is_text
 from tlp_client.tasks import MAX_TARGET, MAX_WORKLOAD_KEY, Task
 
-#: Names of the eight hardware parameters of a record (``HardwareParamsNode`` of TVM)
-HARDWARE_PARAMETERS = (
-    "num_cores",
-    "vector_unit_bytes",
-    "cache_line_bytes",
-    "max_shared_memory_per_block",
-    "max_local_memory_per_block",
-    "max_threads_per_block",
-    "max_vthread_extent",
-    "warp_size",
-)
-
 
 def read_task(array: object) -> Task:
     """Check the task array of a record (2 to 6 elements, by log version) and return it typed.
