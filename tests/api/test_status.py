@@ -40,6 +40,12 @@ def test_metrics_are_what_prometheus_reads(server, good):
     assert scored >= 3
 
 
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path, monkeypatch):
+    """Keep what a command that starts makes out of the working folder."""
+    monkeypatch.setenv("TLP_DATA_DIR", str(tmp_path / "data"))
+
+
 def refused(capsys, monkeypatch, **settings):
     for name, value in settings.items():
         monkeypatch.setenv(f"TLP_{name.upper()}", str(value))
