@@ -2,6 +2,10 @@
 
 A family is one way to score schedules: what it reads of a request, which networks it has, and how these are trained. All of it is in
 one folder below `tlp_service.families`, or in a package of its own (see `tlp_service.families`).
+
+A network reads a candidate in two parts. A table holds the distinct rows of a request, such as one per primitive, or one for the task;
+the network encodes each row once. The positions of a candidate say which rows it refers to, and its values are numbers of its own.
+The network computes the score from the encoded rows and the values. A family that needs no rows has a table with a single one.
 """
 
 from __future__ import annotations
