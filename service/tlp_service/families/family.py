@@ -82,6 +82,7 @@ class Family(ABC):
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
         """Compute what networks of this family read of requests, in steps of bounded time.
 
+        It yields the cost of each step before it does that step; a unit of cost takes about 20 ns (see `tlp_service.scheduling.steps`).
         All requests are given at once, so what depends only on candidates can be computed for all of them together.
         """
 
@@ -140,7 +141,10 @@ class Family(ABC):
             )
 
     def check_sizes(self, network: Network, actual: tuple[int, int], expected: tuple[int, int]) -> None:
-        """Raise `BadVersion` if the sizes of what a file reads differ from those of what this family computes."""
+        """Raise `BadVersion` if the sizes of what a file reads differ from those of what this family computes.
+
+        The family chooses which two sizes it compares, such as the width of a row and the number of values of a candidate.
+        """
         if actual != expected:
             raise BadVersion(
                 f"the {network.platform_kind} network reads {actual[0]} x {actual[1]} numbers, "
