@@ -214,10 +214,10 @@ def test_a_family_of_another_package_is_trained_exported_activated_and_served(in
 
 
 def test_a_version_of_a_family_that_is_not_installed_names_those_that_are(tmp_path):
-    with pytest.raises(BadVersion, match="features: expected one of loopnest, published, got 'toy'"):
+    with pytest.raises(BadVersion, match=r"features: expected one of loopnest, published, .*got 'toy'"):
         family_named(NAME)
     with pytest.raises(
-        BadSettings, match="model: expected one of loopnest, published, published-mtl, got 'toy'"
+        BadSettings, match=r"model: expected one of loopnest, published, published-mtl, .*got 'toy'"
     ):
         preset_named(NAME)
 
