@@ -12,7 +12,7 @@ import torch
 
 from tlp_client.records import RecordParser
 from tlp_service.errors import BadSettings, BadVersion
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.families.published.network import MultiHeadNetwork, PublishedNetwork
 from tlp_service.training import fit as fit_module
 from tlp_service.training.dataset import ImportReport, build_sets

@@ -8,7 +8,7 @@ import pytest
 
 from tlp_service.api.answers import STATUS, status_of
 from tlp_service.errors import QueueFull, RequestFault
-from tlp_service.families import _OWN
+from tlp_service.families.lookup import _OWN
 
 SERVICE = Path(__file__).resolve().parents[2] / "service" / "tlp_service"
 CLIENT = Path(__file__).resolve().parents[2] / "client" / "tlp_client"
