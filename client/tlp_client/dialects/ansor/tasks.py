@@ -8,7 +8,7 @@ from tlp_client.dialects.ansor.primitives import is_int32
 from tlp_client.errors import InvalidRecord, is_text
 from tlp_client.tasks import MAX_TARGET, MAX_WORKLOAD_KEY, Task
 
-#: Names of the eight hardware parameters of a record (``HardwareParamsNode`` of TVM)
+#: Names of the eight hardware parameters of a record, in order (``HardwareParamsNode`` of TVM).
 HARDWARE_PARAMETERS = (
     "num_cores",
     "vector_unit_bytes",
