@@ -1,6 +1,7 @@
-"""The model families: one folder each, with all that only this family knows.
+"""The model families. Each folder holds all code that depends on one family.
 
-A manifest names the family of each network. Families of other packages are found by their entry points: a distribution that declares ::
+A manifest names the family of each network. Families of other packages are found by their entry points: a
+distribution that declares ::
 
     [project.entry-points."tlp_service.families"]
     my_family = "my_package.my_module:MyFamily"
@@ -38,9 +39,9 @@ def family_named(name: str) -> Family:
     Raises
     ------
     BadVersion
-        If this environment has none of that name.
+        If this environment has no family with this name.
     """
-    # Looking for entry points reads many files, so the own families come first.
+    # Reading entry points is slow (many files), so the families of this package are tried first.
     found = _named(name, _OWN) or _named(name, _others())
     if found is None:
         known = ", ".join(family.name for family in _all())
@@ -51,7 +52,7 @@ def family_named(name: str) -> Family:
 
 
 def preset_named(model: str) -> Preset:
-    """Return how a model is trained.
+    """Return the training preset of a model.
 
     Raises
     ------
@@ -77,7 +78,10 @@ def _all() -> tuple[Family, ...]:
 
 @functools.cache
 def _others() -> tuple[Family, ...]:
-    """Return the families of other packages. One that fails to load is logged and left out: it must not stop the others."""
+    """Return the families of other packages.
+
+    A family that fails to load is logged and skipped, so that it does not stop the others.
+    """
     found = []
     for point in entry_points(group=ENTRY_POINTS):
         try:

@@ -1,7 +1,8 @@
-"""What the server asks of a model family.
+"""The interface of a model family.
 
-A family is one way to score schedules: what it reads of a request, which networks it has, and how these are trained. All of it is in
-one folder below `tlp_service.families`, or in a package of its own (see `tlp_service.families`).
+A family is one way to score schedules. It defines the network inputs that it computes from a request, its
+networks, and their training. Its code is in one folder below `tlp_service.families`, or in a package of its
+own (see `tlp_service.families`).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:  # a server has no torch
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and the network that scores it.
+    """A request with the network that scores it.
 
     Parameters
     ----------
     network : Network
-        One of the version's networks.
+        Network of the version that scores the request.
     platform : str or None
-        For which of the platforms that the network tells apart; None if it is for none of them.
+        Name of the request's platform if the network distinguishes it from others; None if not.
     request : PredictRequest
-        The candidates.
+        Request with the candidates.
     """
 
     network: Network
@@ -46,18 +47,18 @@ class Asked:
 
 
 class Family(ABC):
-    """A model family. One object serves all threads, so it holds no state of a request.
+    """A model family. All threads share one object, so it must not keep state of a request.
 
     Attributes
     ----------
     name : str
-        What manifests say in ``features``.
+        Name of the family in the field ``features`` of manifests.
     earlier_names : tuple of str
         Names of this family, and of its models, in manifests of earlier releases.
     models : tuple of str
-        The models that can be trained; each has a `preset`.
+        Names of the models that can be trained. Each has a `preset`.
     dialects : tuple of str
-        Names of the dialects whose primitives it reads, see `tlp_client.dialects`.
+        Names of the dialects that the family supports, see `tlp_client.dialects`.
     """
 
     name: ClassVar[str]
@@ -67,51 +68,51 @@ class Family(ABC):
 
     @abstractmethod
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
-        """Compute what networks of this family read of requests, in steps of bounded time.
+        """Compute the network inputs of requests, in steps of bounded time.
 
-        All requests are given at once, so what depends only on candidates can be computed for all of them together.
+        All requests are passed at once, so computations that depend on candidates only can be shared.
         """
 
     @abstractmethod
     def probe(self, network: Network, candidates: int) -> Inputs:
-        """Return so many made-up candidates, to measure the speed of a network with."""
+        """Return synthetic candidates to measure the speed of a network."""
 
     @abstractmethod
     def empty(self, network: Network) -> Inputs:
-        """Return two candidates without primitives, which are legal ones."""
+        """Return two candidates without primitives, which are valid."""
 
     @abstractmethod
     def check(self, network: Network, row_width: int, value_width: int | None) -> None:
-        """Check that a file reads what this family computes.
+        """Check that the input sizes of a file match those that this family computes.
 
         Parameters
         ----------
         network : Network
-            What the manifest says of it.
+            Entry of the network in the manifest.
         row_width, value_width : int, int or None
-            Numbers of a row and values of a candidate that the file reads; None for as many values as places.
+            Numbers per row and values per candidate in the file; None if there is one value per place.
 
         Raises
         ------
         BadVersion
-            If they differ.
+            If the sizes differ.
         """
 
     def scores(self, network: Network, raw: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return the served scores of raw ones: a monotone function, by default the score map of the manifest."""
+        """Map raw scores to served ones, monotonically; by default with the score map of the manifest."""
         return map_scores(raw, network.score_map)
 
     @abstractmethod
     def preset(self, model: str) -> Preset:
-        """Return how one of `models` is trained. Imports torch, which a server lacks."""
+        """Return the training preset of one of `models`. Imports torch, which a server may not have."""
 
     def check_dialect(self, dialect: str) -> None:
-        """Refuse candidates of a dialect that this family does not read.
+        """Refuse candidates of a dialect that this family does not support.
 
         Raises
         ------
         InvalidBody
-            With the code ``unsupported``: a version of another family may read the dialect.
+            The code is ``unsupported``, because a version of another family may support the dialect.
         """
         if dialect not in self.dialects:
             known = ", ".join(self.dialects)
@@ -122,7 +123,7 @@ class Family(ABC):
             )
 
     def check_sizes(self, network: Network, actual: tuple[int, int], expected: tuple[int, int]) -> None:
-        """Raise `BadVersion` if the sizes of what a file reads differ from those of what this family computes."""
+        """Raise `BadVersion` if the input sizes of a file differ from those that this family computes."""
         if actual != expected:
             raise BadVersion(
                 f"the {network.platform_kind} network reads {actual[0]} x {actual[1]} numbers, "

@@ -1,4 +1,4 @@
-"""`loopnest` as the server uses it: from requests to nests and tasks."""
+"""The family `loopnest`: computes the network inputs, loop nests and task rows, of requests."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _Nests: TypeAlias = tuple[npt.NDArray[np.float16], dict[int, str]]
 
 
 class LoopNest(Family):
-    """Scores a candidate from the loop nest that its schedule leaves, and from the row of its task."""
+    """Scores a candidate from the loop nest that its schedule produces, and from the row of its task."""
 
     name = "loopnest"
     earlier_names = ("base",)
     models = ("loopnest",)
 
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
-        """Compute the nests of all requests at once, so many small requests take little longer than one large request."""
+        """Compute the nests of all requests at once: many small ones take little longer than a large one."""
         nests = yield from _nests_of([one.request for one in asked])
         found = []
         for one, (of_request, errors) in zip(asked, nests, strict=True):

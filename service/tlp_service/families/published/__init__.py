@@ -1,1 +1,1 @@
-"""`published`: TLP as its paper has it, which scores candidates from their primitives."""
+"""The family `published`: TLP as in its paper, which scores candidates from their primitives."""

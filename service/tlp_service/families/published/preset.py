@@ -1,4 +1,4 @@
-"""How `published` and its multi-head form are trained."""
+"""The training presets of `published` and its multi-head form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PublishedPreset(Preset):
 
 
 class MultiHeadPreset(PublishedPreset):
-    """TLP with a head a platform; the version has one network a platform, as each is then served like `published`."""
+    """TLP with one head per platform; it is exported as one `published` network per platform."""
 
     name = "published-mtl"
     continues = False
