@@ -1,4 +1,4 @@
-"""``tlp models``: the registry by hand. Heavy imports stand inside, as in `tlp_service.cli`."""
+"""``tlp models``: manage the registry. Heavy imports are inside functions, as in `tlp_service.cli`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _run(run: _Run, arguments: argparse.Namespace) -> int:
         settings.make_data_dir()
     try:
         run(Registry(url), arguments)
-    except BrokenPipeError:  # the reader of what is printed has gone
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         raise
     except OSError as error:
         raise BadSettings(f"the registry {url}: {error}") from None
@@ -127,12 +127,15 @@ def _activate(registry: Registry, arguments: argparse.Namespace) -> None:
 
 
 def _warn_of_lost_platforms(registry: Registry, before: str | None, now: str) -> None:
-    """Tell which platforms the version before was trained on and this one is not: these are scored as any other of their kind."""
+    """Warn about platforms that the previous version was trained on and this one is not.
+
+    They are scored like any other platform of their kind.
+    """
     if before is None:
         return
     try:
         lost = registry.manifest(before).platforms - registry.manifest(now).platforms
-    except (UnknownName, BadVersion):  # one that is gone or damaged, which may be why another serves
+    except (UnknownName, BadVersion):  # it is gone or damaged, which may be the reason for the change
         return
     if lost:
         print(f"warning: not trained on {', '.join(sorted(lost))}, as {before} was", file=sys.stderr)
@@ -148,7 +151,7 @@ def _prune(registry: Registry, arguments: argparse.Namespace) -> None:
 
 
 def _tell(journal: Journal) -> None:
-    """Print what serves now, and tell the servers where a Redis is named; else they see it by themselves."""
+    """Print the active version, and notify the servers if there is a Redis; otherwise they poll."""
     from tlp_service.settings import read_settings
     from tlp_service.versions.hints import tell
 
