@@ -1,6 +1,7 @@
 """What the OpenAPI document says of the routes: bodies, answers, examples.
 
-The hot routes read raw bytes, so these models only describe; a test holds them against the wire format's golden files.
+The hot routes read raw bytes, so these models only describe; a test holds them against the wire format's
+golden files.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 #: What the health checks report while measurements can be kept.
 KEPT = "kept"
-#: Seconds that a readiness check waits for the stream. Load balancers often wait only one second for the answer.
+#: Seconds that a readiness check waits for the stream. Load balancers often wait only one second for the
+#: answer.
 _READY_WAIT_S = 0.25
 
 
@@ -66,7 +67,8 @@ async def live() -> dict[str, str]:
 async def ready(request: Request) -> dict[str, str]:
     """Answer 200 if the server can score, else 503. The body also reports whether measurements can be kept.
 
-    This is the check for load balancers: a server that can score is useful even while measurements cannot be kept.
+    This is the check for load balancers: a server that can score is useful even while measurements cannot be
+    kept.
     """
     service: Service = request.app.state.service
     if service.engine.executor.is_draining:

@@ -53,8 +53,8 @@ LogTask: TypeAlias = tuple[Task, list[int]]
 
 #: Lines, and bytes of them, that are read in one step; at least one line.
 _STEP_LINES, _STEP_BYTES = 256, 16 << 10
-#: Units of work of a line, see `tlp_service.scheduling.steps`; a byte is one more. So is, after its step, each byte of a task or
-#: primitive that was not seen before.
+#: Units of work of a line, see `tlp_service.scheduling.steps`; a byte is one more. So is, after its step,
+#: each byte of a task or primitive that was not seen before.
 _LINE_COST, _MADE_COST = 300, 1
 #: Candidates that are indexed in one step, and units of work of each of their primitives.
 _STEP_CANDIDATES, _INDEX_COST = 512, 15
