@@ -81,13 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     add_recorder(
         commands.add_parser(
             "recorder",
-            help="move measurements from the stream into the record store, where no server does; settings are TLP_… variables",
+            help="move measurements from the stream into the record store; settings are TLP_… variables",
         )
     )
     add_trainer(
         commands.add_parser(
             "trainer",
-            help="learn from the record store when enough was measured; settings are TLP_… variables",
+            help="train on new measurements in the record store; settings are TLP_… variables",
         )
     )
     add_models(commands.add_parser("models", help="choose which model version serves"))

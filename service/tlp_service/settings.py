@@ -80,7 +80,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=65536,
-        description="Maximum number of candidates scored at a time; 0: the number that a calibration at start finds fastest.",
+        description="Maximum number of candidates scored at a time; "
+        "0: the number that a calibration at start finds fastest.",
     )
     redis_url: SecretStr | None = Field(
         None,
@@ -123,7 +124,8 @@ class Settings(BaseSettings):
     max_waiting_mib: int = Field(
         80,
         ge=1,
-        description="Maximum memory in MiB of all requests, each from its first byte to its answer; beyond it the answer is 429.",
+        description="Maximum memory in MiB of all requests, each from its first byte to its answer; "
+        "beyond it the answer is 429.",
     )
     measurement_id_days: int = Field(
         7,

@@ -54,7 +54,7 @@ class CandidateError(_Document):
 
 
 class ScoresDocument(_Document):
-    """One score a candidate, in order; null for an invalid one. Higher is faster."""
+    """One score per candidate, in order; null for an invalid one. Higher is faster."""
 
     format: int
     model: str

@@ -34,7 +34,7 @@ class RefusalLog:
         self._unlogged = 0
 
     def note(self, request: Request, status: int, reason: str) -> None:
-        """Log a refusal: the route, the address, the client's stated name and the reason, but never the key."""
+        """Log the route, address, stated client name and reason of a refusal, but never the key."""
         now = self._clock()
         self._room = min(_BURST, self._room + (now - self._refilled_s) / _REFILL_S)
         self._refilled_s = now

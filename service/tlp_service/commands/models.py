@@ -34,20 +34,24 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
     add("list", _list, "list the versions, newest first").add_argument("--json", action="store_true")
     add("show", _show, "print one version as JSON").add_argument("version")
-    diff = add("diff", _diff, "print in what two versions differ")
+    diff = add("diff", _diff, "print the differences between two versions")
     diff.add_argument("version")
     diff.add_argument("other")
-    publish = add("publish", _publish, "copy a version into the registry; it does not serve yet")
+    publish = add("publish", _publish, "copy a version into the registry, without activating it")
     publish.add_argument("folder", type=Path, help="folder of the version")
-    activate = add("activate", _activate, "let a version serve")
+    activate = add("activate", _activate, "activate a version")
     activate.add_argument("version")
     activate.add_argument("--force", action="store_true", help="even if it is marked rejected or failed")
-    rollback = add("rollback", _rollback, "let the version serve that served before this one")
+    rollback = add("rollback", _rollback, "roll back to the version that was active before")
     for action in (activate, rollback):
-        action.add_argument("--reason", default="", help="is kept in the history")
-    prune = add("prune", _prune, "delete versions that are neither new nor served lately")
-    prune.add_argument("--keep", type=_count, default=10, help="newest versions that stay (default: 10)")
-    prune.add_argument("--recent", type=_count, default=10, help="versions that served last (default: 10)")
+        action.add_argument("--reason", default="", help="reason to record in the history")
+    prune = add("prune", _prune, "delete versions that are neither new nor recently active")
+    prune.add_argument(
+        "--keep", type=_count, default=10, help="number of newest versions to keep (default: 10)"
+    )
+    prune.add_argument(
+        "--recent", type=_count, default=10, help="number of last active versions to keep (default: 10)"
+    )
 
 
 def _count(text: str) -> int:

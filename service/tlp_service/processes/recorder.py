@@ -82,7 +82,9 @@ class _Versions:
         """Return the name of the serving version."""
         if self._model is None and time.monotonic() - self._looked_s >= _LOOK_S:
             self._looked_s = time.monotonic()
-            with contextlib.suppress(OSError, BadVersion):  # the last one known, until the registry is back
+            with contextlib.suppress(
+                OSError, BadVersion
+            ):  # keep the last known version until the registry is readable again
                 journal = self._registry.journal()
                 if not journal.is_empty:  # as when its mount is missing
                     self._active = journal.active

@@ -108,7 +108,7 @@ class PublishedNetwork(ExportableNetwork):
         return torch.unflatten(encoded, 0, places.shape)
 
     def score(self, encoded: Tensor, head: nn.Module | None = None) -> Tensor:
-        """Return the raw scores of encoded rows, shape (candidates, steps, 256), by its own head or `head`."""
+        """Return the raw scores of encoded rows, shape (candidates, steps, 256); `head` replaces its head."""
         return self.step_scores(self.attention(encoded) + encoded, head).sum(-1)
 
     def step_scores(self, steps: Tensor, head: nn.Module | None = None) -> Tensor:

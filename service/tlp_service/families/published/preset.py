@@ -60,7 +60,7 @@ class MultiHeadPreset(PublishedPreset):
     def network(
         self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
     ) -> TrainableNetwork:
-        """Return a network of the published sizes with a head a platform."""
+        """Return a network of the published sizes with one head per platform."""
         assert source is None, "it does not continue"
         torch.manual_seed(settings.seed)
         return MultiHeadNetwork(train.table.shape[1], len(train.numbered))
