@@ -182,7 +182,8 @@ class _Inflater:
                     self._members += 1
                     if self._members > _MAX_GZIP_MEMBERS:
                         raise MalformedBody(
-                            f"body: expected at most {_MAX_GZIP_MEMBERS} members of gzip, got more; compress it as a whole"
+                            f"body: expected at most {_MAX_GZIP_MEMBERS} members of gzip, got more; "
+                            "compress it as a whole"
                         )
                     self._member = zlib.decompressobj(wbits=31)
                 parts.append(self._member.decompress(chunk, room))

@@ -28,10 +28,12 @@ _FEW_ERRORS = 1024
 
 @router.post("/v1/measurements", **documents.MEASUREMENTS)
 async def measure(request: Request) -> Response:
-    """Keep measured records. They are in the stream before this answers; an id is kept once.
+    """Store measured records.
+
+    They are in the stream before the answer is sent. Records are deduplicated by id.
 
     A body of type ``application/x-ndjson`` is a tuning log; state worker and platform as query parameters.
-    Its lines that are no records are answered as rejected.
+    Lines that are not records are reported as rejected.
     """
     service: Service = request.app.state.service
     kind = content_type(request, (JSON, NDJSON))

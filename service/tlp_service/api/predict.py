@@ -54,7 +54,7 @@ async def predict(request: Request) -> Response:
     """Score candidate schedules of one task; higher is faster.
 
     Scores are comparable only within one task and one model version. A body of type ``application/x-ndjson``
-    is a tuning log: one score a record, each record under its own task; state the platform as a query
+    is a tuning log: one score per record, each record under its own task; state the platform as a query
     parameter.
     """
     service: Service = request.app.state.service
