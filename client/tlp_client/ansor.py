@@ -1,11 +1,14 @@
-"""The cost model for Ansor: goes where ``auto_scheduler.XGBModel()`` goes. Needs a TVM with ``auto_scheduler``; tested with 0.19.
+"""The cost model for Ansor, a drop-in replacement for ``auto_scheduler.XGBModel()``.
+
+It needs a TVM with ``auto_scheduler``; tested with 0.19.
 
 >>> model = TLPRemoteModel("http://cost-model:8000", platform="epyc-9004-2c")    # doctest: +SKIP
 >>> policy = auto_scheduler.SketchPolicy(task, model)                            # doctest: +SKIP
 >>> tuner.tune(options, search_policy=make_search_policies(tasks, model))        # doctest: +SKIP
 
-``SketchPolicy`` tells its cost model of a round when the next one begins, so never of the last. `SendMeasured` among the
-``measure_callbacks`` sends every round, the last one too; a record that goes both ways is kept once.
+``SketchPolicy`` reports a round to its cost model when the next round begins, so it never reports the last
+one. Add `SendMeasured` to the ``measure_callbacks`` to send every round, including the last. The service
+deduplicates records that arrive both ways.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ __all__ = ["Counts", "SendMeasured", "TLPRemoteModel", "make_search_policies", "
 
 
 class AnsorTuner:
-    """Ansor's own objects for `TuningClient`: search tasks, states, measure inputs and results."""
+    """Translates Ansor's search tasks, states, measure inputs and results for `TuningClient`."""
 
     dialect = Ansor.name
 
     def describe(self, task: auto_scheduler.SearchTask) -> Task:
-        """Return the task of a search task."""
+        """Return the `Task` that describes a search task."""
         return Task(task.workload_key, str(task.target))
 
     def candidates(self, task: auto_scheduler.SearchTask, candidates: Sequence[Any]) -> list[str]:
@@ -56,39 +59,41 @@ class AnsorTuner:
 
 
 class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
-    """Scores candidates by the cost-model service and sends it what was measured.
+    """Scores candidates through the cost-model service and sends it the measurements.
 
-    The search never stops because of the service: when there is no answer within the deadline, a local
-    fallback scores (Ansor's own XGBoost model, taught with what this worker has measured, or chance) for the rest of the
-    round; a warning says so once an outage. Rounds are kept apart by task, so one model may serve many searches at a time.
+    The search never stops because of the service. If no answer arrives within the deadline, a local fallback
+    scores for the rest of the round: Ansor's own XGBoost model, trained on this worker's measurements, or
+    random scores. Each outage is logged once, as a warning. Rounds are tracked per task, so searches may
+    share one model.
 
     Parameters
     ----------
     url : str
-        Of the service, e.g. ``http://cost-model:8000``.
+        URL of the service, e.g. ``http://cost-model:8000``.
     platform : str or None
-        Hardware that is tuned for, e.g. ``v100``. Needed where devices share a target string.
+        Name of the target hardware, e.g. ``v100``. Needed if several devices share a target string.
     worker : str or None
-        Name under which this worker measures; host and process id by default.
+        Name of this worker in its measurements; host name and process id by default.
     deadline_s : float
-        Seconds that one predict may take.
+        Maximum seconds per predict call.
     outbox_dir : str, path or None
-        Folder in which measurements wait for the service, so that they outlive this process; "" for memory only. By default
-        ``$TLP_OUTBOX_DIR``, or else ``tlp/outbox`` in the user's cache folder.
+        Folder that keeps unsent measurements, so that they survive this process; "" keeps them in memory
+        only. The default is ``$TLP_OUTBOX_DIR``, or ``tlp/outbox`` in the user's cache folder if that is not
+        set.
     connection, outbox : Connection, Outbox or None
-        For tests.
+        Replacements for the parts that the model would create; for tests.
 
     Attributes
     ----------
     counts : Counts
-        What the model did so far.
+        Counters of predict calls and candidates since the model was created.
     outbox : Outbox
-        Holds what the service has not acknowledged.
+        Measurements that the service has not acknowledged yet.
 
     Raises
     ------
     InvalidRequest
-        If platform or worker is no name that the wire format takes.
+        If platform or worker is not a valid name of the wire format.
     """
 
     def __init__(
@@ -119,41 +124,46 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
 
     @property
     def version(self) -> str | None:
-        """Model version of the latest scores, or of `load`; None before either."""
+        """Model version of the latest scores or the last `load`, whichever is later; None before both."""
         return self.client.version
 
     def predict(self, task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[float]:
-        """Return one score a state, in order: finite, higher is faster, 0 only for an invalid state.
+        """Return one finite score per state, in order; higher is faster.
+
+        Only an invalid state scores 0.
 
         Parameters
         ----------
         task : SearchTask
             The task of all states.
         states : sequence of State
-            Candidates; an empty one costs no request.
+            Candidates to score. An empty sequence sends no request.
         """
         return self.client.predict(task, states)
 
     def predict_stages(
         self, task: auto_scheduler.SearchTask, states: Sequence[Any]
     ) -> npt.NDArray[np.float32]:
-        """Return the scores in TVM's packed form, with no breakdown: each state has 0 stages."""
+        """Return the scores in TVM's packed form, with 0 stages per state: there are no scores by stage."""
         return np.concatenate([self.predict(task, states), np.zeros(len(states))]).astype(np.float32)
 
     def update(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        """Send measured results to the service, in the background, and end the rounds of their tasks.
+        """Send measured results to the service in the background, and end the rounds of their tasks.
 
-        The next predict of these tasks takes the version that serves then.
+        The next predict call of these tasks uses the version that is active at that time.
 
         Parameters
         ----------
         inputs, results : sequence of MeasureInput, MeasureResult
-            What was measured, failed runs included.
+            Measured candidates and their results, including failed runs.
         """
         self.client.update(inputs, results)
 
     def finish_round(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        """Do what `update` does but for teaching the fallback; sent again by `update`, a record is kept once."""
+        """Do the same as `update`, but without training the fallback.
+
+        If `update` sends the same records again, the service keeps them once.
+        """
         self.client.finish_round(inputs, results)
 
     def update_from_file(self, file_name: str, n_lines: int | None = None) -> None:
@@ -162,18 +172,20 @@ class TLPRemoteModel(PythonBasedModel):  # type: ignore[misc]  # TVM is untyped
         self.update(list(inputs), list(results))
 
     def save(self, file_name: str) -> None:
-        """Write which model and version score now; the model itself is the service's."""
+        """Write the names of the current model and version; the model itself stays at the service."""
         self.client.save(file_name)
 
     def load(self, file_name: str) -> None:
-        """Score with the version that `save` wrote, until the next `update`; if it is gone, by the one that serves.
+        """Score with the version that `save` wrote, until the next `update`.
+
+        If the service no longer has that version, its active version scores.
 
         Raises
         ------
         OSError
             If the file cannot be read.
         ValueError
-            If `save` did not write it. A model that can't be loaded is never passed over.
+            If `save` did not write the file. It is never ignored: the caller named this version on purpose.
         """
         self.client.load(file_name)
 
@@ -206,7 +218,7 @@ class SendMeasured(PythonBasedMeasureCallback):  # type: ignore[misc]  # TVM is 
         self._model = model
 
     def callback(self, policy: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        """Send what was measured; called by TVM after each round."""
+        """Send the measurements of a round; TVM calls this after each round."""
         self._model.finish_round(inputs, results)
 
 
@@ -217,20 +229,20 @@ def make_search_policies(
     verbose: int = 1,
     load_log_file: str | None = None,
 ) -> list[auto_scheduler.SketchPolicy]:
-    """Return one sketch policy a task, for ``TaskScheduler.tune(options, search_policy=…)``.
+    """Return one sketch policy per task, for ``TaskScheduler.tune(options, search_policy=…)``.
 
-    The counterpart of ``search_policy="sketch.xgb"``, which names only models that TVM itself holds.
+    Use it instead of ``search_policy="sketch.xgb"``, which can only name the cost models built into TVM.
 
     Parameters
     ----------
     tasks : sequence of SearchTask
         The tasks of the scheduler, in its order.
     model : TLPRemoteModel
-        Shared by all.
+        Cost model that all policies share.
     params, verbose : dict, int
-        As of ``SketchPolicy``.
+        Passed to ``SketchPolicy``.
     load_log_file : str or None
-        Log from which the policies restore what was measured already.
+        Tuning log from which the policies restore earlier measurements.
     """
     callbacks = [auto_scheduler.PreloadMeasuredStates(load_log_file)] if load_log_file else None
     return [

@@ -1,4 +1,4 @@
-"""A cache that bounds its own memory, whoever fills it."""
+"""A cache with bounded memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-#: Bytes per entry of a dict itself, in the worst case: just after it has grown.
+#: Overhead of a dict per entry in bytes. The worst case is right after the dict has grown.
 _ENTRY_BYTES = 120
 
 
 class BoundedCache(dict[Key, Value]):
-    """A dict that drops all entries when they would take too much memory.
+    """A dict that drops all entries when they exceed its memory bound.
 
-    Only `add` may fill it. A lookup is as fast as in any dict. Threads may share it: at worst an entry is lost.
+    Add entries with `add` only. A lookup is as fast as in any dict. Threads may share it; a race can only
+    lose an entry.
 
     Parameters
     ----------
     max_bytes : int
-        Bytes of all entries. A single entry that is larger is never kept.
+        Maximum bytes of all entries. A single larger entry is not cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -31,7 +32,7 @@ class BoundedCache(dict[Key, Value]):
         self.nbytes = 0
 
     def add(self, key: Key, value: Value, nbytes: int) -> Value:
-        """Add a value that takes `nbytes` together with its key; return the value."""
+        """Add a value and return it; `nbytes` is the size of key and value together."""
         nbytes += _ENTRY_BYTES
         if nbytes > self.max_bytes:
             return value

@@ -1,4 +1,4 @@
-"""A circuit breaker: after repeated failures, stop asking for a while."""
+"""A circuit breaker: after repeated failures it blocks calls for a while."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Says whether a call should be tried. Thread-safe.
+    """Decides whether a call should be tried. Thread-safe.
 
-    Closed, it lets every call through. After `failures` failures in a row it opens: no call for a pause, then one
-    call to try. If that fails the pause doubles, if it succeeds the breaker closes.
+    While closed, the breaker lets every call through. After `failures` consecutive failures it opens: it
+    blocks all calls during a pause, then allows one trial call. If the trial fails, the pause doubles. If it
+    succeeds, the breaker closes.
 
     Parameters
     ----------
     failures : int
-        Failures in a row that open it.
+        Number of consecutive failures that open the breaker.
     first_pause_s, max_pause_s : float
-        Pause after it opens, and the bound of its doubling.
+        Seconds of the first pause, and the maximum to which pauses double.
     clock : callable
-        Seconds, monotonic.
+        Returns the current time in seconds; must be monotonic.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class CircuitBreaker:
         self._closed_again_at = 0.0
 
     def allows(self) -> bool:
-        """Return whether to try now. While it is open, a True is given once a pause, to one caller."""
+        """Return whether to try a call now. While the breaker is open, it allows one caller per pause."""
         with self._lock:
             if self._failures < self._threshold:
                 return True
             now = self._clock()
             if now < self._closed_again_at:
                 return False
-            self._closed_again_at = now + self._pause_s  # others wait for this one's outcome
+            self._closed_again_at = now + self._pause_s  # other callers wait for the outcome of this trial
             return True
 
     def succeeded(self) -> None:
@@ -57,7 +58,7 @@ class CircuitBreaker:
             self._pause_s = self._first_pause_s
 
     def failed(self) -> None:
-        """Count a failure, and open or stay open."""
+        """Count a failure, and open the breaker or extend its pause if there were too many."""
         with self._lock:
             self._failures += 1
             if self._failures > self._threshold:

@@ -1,4 +1,4 @@
-"""The service as a worker sees it, without TVM: scores with a version, measurements with an account."""
+"""The connection of a worker to the service: predict calls and measurements. Needs no TVM."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from tlp_client.wire.predict import PredictAnswer, decode_predict_answer, encode
 
 log = logging.getLogger(__name__)
 
-#: Maximum seconds of a deadline, and of a pause that a server asks for.
+#: Maximum seconds of a deadline, and of a pause that a server may request.
 _MAX_DEADLINE_S = 86_400
 
-#: Characters of an error message that are kept, since it is logged.
+#: Maximum characters of a server's error message. Longer ones are cut, because they are logged.
 _MAX_MESSAGE = 1000
 
-#: seconds before the second try of a request whose server did not name any
+#: Seconds before a request is retried if the server sent no Retry-After.
 _RETRY_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class Round:
-    """What the predict calls of one search round of one task go by.
+    """The state that the predict calls of one search round of one task share.
 
-    A search compares the scores of several calls, and scores of two versions are not comparable. So the version of the
-    first answer is asked for until the round ends.
+    A search compares the scores of several calls, and scores of two versions are not comparable. All calls of
+    a round therefore request the version of its first answer.
 
     Parameters
     ----------
     version : str or None
-        Version to ask for; None before the first answer takes the one that serves.
+        Version to request. With None, before the first answer, the active version scores.
     is_answered : bool
         Whether a call of this round has been answered.
     states_platform : bool
-        Whether the version is asked to score for the platform; False once it did not know it.
+        Whether requests name the platform; False after the service reported it as unknown.
     fell_back : bool
-        Whether a call of this round was scored by something else than the service.
+        Whether the local fallback scored a call of this round.
     is_measured : bool
-        Whether candidates of it were measured: the next call begins another round.
+        Whether candidates of the round were measured. If so, the next call begins another round.
     """
 
     version: str | None = None
@@ -64,34 +64,36 @@ class Round:
 
 
 class Connection:
-    """Predicts and sends measurements over one transport. Thread-safe.
+    """Sends predict requests and measurements over one transport. Thread-safe.
 
     Parameters
     ----------
     url : str
-        Of the service.
+        URL of the service.
     platform : str or None
-        Hardware that the candidates are for, e.g. ``v100``. Without it the target decides, which it can't
-        where devices share one target.
+        Name of the target hardware, e.g. ``v100``. With None, the service infers it from the target, which is
+        impossible if several devices share one target.
     dialect : str or None
-        Name of the dialect of the measurements; None for the default one. A task names its own.
+        Name of the dialect of the measurements; None for the default one. Predict calls use the dialect of
+        their task.
     deadline_s : float
-        Seconds that one predict may take, retry included.
+        Maximum seconds per predict call, including a retry.
     transport : Transport or None
-        For tests; HTTP by default.
+        Replacement for the HTTP transport; for tests.
     breaker : CircuitBreaker or None
-        For tests; three failures in a row by default.
+        Replacement for the default breaker, which opens after three consecutive failures; for tests.
     client : str or None
-        Who asks: the service serves clients in turn. By default it tells them apart by their address.
+        Name of this client, for fair queueing at the service. By default the service uses the client's
+        address.
     clock, sleep : callable
-        For tests.
+        Replacements for `time.monotonic` and `time.sleep`; for tests.
 
     Raises
     ------
     InvalidRequest
-        If platform or client is no name that the wire format takes, or there is no such dialect.
+        If platform or client is not a valid name of the wire format, or the dialect is unknown.
     ValueError
-        If the URL or the deadline can't be one.
+        If the URL or the deadline is invalid.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Connection:
         self._breaker = breaker or CircuitBreaker()
         self._clock = clock
         self._sleep = sleep
-        self._has_warned = False  # of a platform that is not known
+        self._has_warned = False  # whether a warning about an unknown platform was logged
 
     def predict(
         self,
@@ -141,7 +143,7 @@ class Connection:
         round_ : Round
             The round that this call belongs to; its first answer decides the version.
         cached : int
-            Candidates that did not have to be asked for since the last call, for the service's metrics.
+            Number of candidates served from the cache since the last call; for the service's metrics.
 
         Raises
         ------
@@ -154,7 +156,7 @@ class Connection:
         try:
             answer = self._predict(task, primitives, candidates, round_, cached, deadline)
         except Refused as error:
-            # An answer that blames the request is no failure of the service.
+            # A refusal that the request caused does not count as a failure of the service.
             (self._breaker.failed if error.is_transient else self._breaker.succeeded)()
             raise
         except ServiceError:
@@ -191,7 +193,7 @@ class Connection:
             return decode_predict_answer(answer.body, len(candidates))
 
     def _adapt(self, round_: Round, error: Refused) -> None:
-        """Change what the round asks for where that answers the refusal; raise it where not."""
+        """Change the round's requests if that can resolve a refusal; otherwise raise it."""
         if error.code == "unknown_platform" and self.platform and round_.states_platform:
             if not self._has_warned:
                 log.warning("%s; predicting by the target alone", error.message)
@@ -201,13 +203,14 @@ class Connection:
             log.warning("version %s is gone, taking the one that serves", round_.version)
             round_.version = None
         else:
-            # A version that is gone in the middle of a round cannot be replaced: the round has scores of it.
+            # Once a round has scores of a version, no other version can replace it: the scores are not
+            # comparable.
             raise error
 
     def send(
         self, lines: Sequence[tuple[str, str]], *, worker: str, version: str | None, timeout_s: float = 30.0
     ) -> MeasurementAnswer:
-        """Send measured records and return what became of them.
+        """Send measured records and return which of them the service rejected.
 
         Parameters
         ----------
@@ -217,7 +220,8 @@ class Connection:
         Raises
         ------
         ServiceError
-            If not every record was acknowledged. Records that are sent again under the same ids are not counted twice.
+            If not every record was acknowledged. It is safe to send them again: the service deduplicates by
+            id.
         """
         body = encode_measurements(
             lines,
@@ -232,7 +236,7 @@ class Connection:
     def _post(
         self, path: str, body: bytes, deadline: float, headers: Mapping[str, str] | None = None
     ) -> HttpAnswer:
-        """Send a request, and once more where that may help and time is left."""
+        """Send a request; retry it once if the failure is transient and time is left."""
         headers = {"Content-Type": "application/json", **(headers or {})}
         if self._client is not None:
             headers[CLIENT_HEADER] = self._client

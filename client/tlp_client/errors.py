@@ -3,8 +3,8 @@
 ::
 
     TLPError
-    ├── InvalidInput            a document, record or primitive breaks a rule; says what and where
-    │   ├── InvalidPrimitive
+    ├── InvalidInput            a document, record or primitive breaks a rule; the message names rule and
+    place │   ├── InvalidPrimitive
     │   ├── InvalidRecord
     │   └── InvalidRequest      with a code for programs
     │       ├── UnknownFormat   another version of the wire format: not for this server
@@ -28,11 +28,11 @@ class TLPError(Exception):
 
 
 class InvalidInput(TLPError, ValueError):
-    """Something that was read breaks a rule; the message says what and where."""
+    """An input breaks a rule; the message names the rule and the place."""
 
 
 class InvalidPrimitive(InvalidInput):
-    """A schedule primitive of a kind that its dialect lacks, or with arguments its kind does not take."""
+    """A schedule primitive of an unknown kind, or with arguments that are invalid for its kind."""
 
 
 class InvalidRecord(InvalidInput):
@@ -59,7 +59,7 @@ class UnknownField(InvalidRequest):
 
 
 class Unsupported(InvalidRequest):
-    """A request with a value that this server does not know, in a field that it knows. A later release may accept it."""
+    """A request with an unknown value in a known field. A later release may accept it."""
 
     code = "unsupported"
 
@@ -69,15 +69,15 @@ class ServiceError(TLPError):
 
 
 class Unreachable(ServiceError):
-    """No connection, or one that broke before the answer was whole."""
+    """The connection could not be made, or broke before the answer was complete."""
 
 
 class DeadlineExceeded(ServiceError):
-    """The whole answer did not come within the deadline."""
+    """The complete answer did not arrive within the deadline."""
 
 
 class BadAnswer(ServiceError):
-    """Status 200 with a body that does not answer the request."""
+    """The service answered with status 200, but the body does not fit the request."""
 
 
 class Refused(ServiceError):
@@ -109,7 +109,7 @@ class Refused(ServiceError):
 
     @property
     def remedy(self) -> str:
-        """Advice for the user. It depends on the status, since later servers may have codes that are unknown here."""
+        """Advice for the user. It depends on the status, because later servers may have unknown codes."""
         if self.is_transient:
             return "the service may answer later; see its log"
         if self.status in (401, 403, 407):
@@ -128,7 +128,7 @@ _repr.maxstring = _repr.maxother = 60
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Return whether a value is a string that UTF-8 can hold; JSON has escapes for others."""
+    """Return whether a value is a string that UTF-8 can encode; JSON escapes allow other strings."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What scores candidates while the service cannot: a model of the tuner's own, or chance."""
+"""Local fallback scores for outages: the tuner's own model, or random scores."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ import numpy.typing as npt
 
 log = logging.getLogger(__name__)
 
-#: Minimum number of measured candidates, from which a model is better than chance (the default of Ansor's own is 100).
+#: Minimum number of measured candidates before the local model is used. With fewer, random scores are as
+#: good. The default of Ansor's own model is 100.
 _MIN_MEASURED = 64
-#: Maximum number of measured candidates that are remembered; training takes seconds by then.
+#: Maximum number of measured candidates in memory. Training on that many takes seconds.
 _MAX_REMEMBERED = 8192
 
 
 class LocalModel(Protocol):
-    """A cost model of a tuner. It keeps all that it was taught, as those of TVM do."""
+    """A tuner's own cost model. It keeps all of its training data, as TVM's models do."""
 
     def update(self, measured: list[Any], results: list[Any]) -> None:
-        """Learn from what was measured."""
+        """Train on measured candidates and their results."""
 
     def predict(self, task: Any, candidates: Sequence[Any]) -> npt.ArrayLike:
-        """Return one score per candidate; higher is faster, not finite for one that cannot be scored."""
+        """Return one score per candidate, higher is faster; not finite if a candidate cannot be scored."""
 
 
 class LocalFallback:
-    """Scores with what this worker has measured itself.
+    """Scores candidates with a model trained on this worker's own measurements.
 
-    The model is trained when it is first needed, not while the service answers. If its library does not import, or less
-    than `_MIN_MEASURED` candidates were measured, the scores are random, as those of Ansor's own model are then.
+    The model is trained when the service first fails to answer, not before. The scores are random, as in
+    Ansor, if the model's library is missing or fewer than `_MIN_MEASURED` candidates were measured.
 
     Parameters
     ----------
     make_model : callable or None
-        Returns a new model, or raises ImportError if its library is missing. None for random scores.
+        Returns a new model, or raises ImportError if its library is missing. With None, all scores are
+        random.
     """
 
     def __init__(self, make_model: Callable[[], LocalModel] | None) -> None:
@@ -53,7 +55,7 @@ class LocalFallback:
         self._random = np.random.default_rng()
 
     def learn(self, measured: Sequence[Any], results: Sequence[Any]) -> None:
-        """Remember what was measured, and the result of each."""
+        """Store measured candidates and their results for training."""
         with self._lock:
             self._measured.extend(zip(measured, results, strict=True))
             self._new = min(self._new + len(measured), _MAX_REMEMBERED)
@@ -77,7 +79,7 @@ class LocalFallback:
         self, make_model: Callable[[], LocalModel], task: Any, candidates: Sequence[Any]
     ) -> list[float]:
         if self._model is None or self._taught + self._new > 2 * _MAX_REMEMBERED:
-            # It keeps all that it was taught, and trains on all of it each time: a long outage would be ever slower.
+            # A model retrains on all of its data each time, so a long outage would get slower and slower.
             self._model = make_model()
             self._taught, self._new = 0, len(self._measured)
         if self._new:
@@ -86,6 +88,7 @@ class LocalFallback:
             self._model.update(list(measured), list(results))
             self._taught, self._new = self._taught + self._new, 0
         scores = np.asarray(self._model.predict(task, candidates), dtype=np.float64)
-        # Tuners clamp negative scores to 0, so only a candidate that can't be scored (-inf of Ansor) may have 0.
+        # Tuners clamp negative scores to 0, so 0 is reserved for candidates that cannot be scored (-inf in
+        # Ansor).
         finite: list[float] = np.where(np.isfinite(scores), np.maximum(scores, 1e-6), 0.0).tolist()
         return finite

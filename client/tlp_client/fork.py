@@ -1,4 +1,4 @@
-"""What a child of fork must not share with its parent."""
+"""Reset objects in a forked child that must not share state with its parent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 
 def call_in_child(method: Callable[[], None]) -> None:
-    """Call a bound method in each child of fork, as long as its object lives.
+    """Call a bound method in each forked child while its object is alive.
 
     Parameters
     ----------
     method : bound method
-        Makes the object's sockets, locks or threads anew.
+        Recreates the object's sockets, locks or threads.
     """
     reference = weakref.WeakMethod(method)
 

@@ -7,17 +7,20 @@ from collections.abc import Iterable
 
 from tlp_client.spool import Letter
 
-#: Characters of the lines of one request. Proxies refuse bodies above 1 MiB by default, and servers read smaller ones faster.
+#: Maximum characters of the lines in one request.
+#: Proxies refuse bodies above 1 MiB by default, and servers read smaller ones faster.
 _MAX_REQUEST_CHARACTERS = 900_000
 
 
 class LetterQueue:
     """Letters by id, oldest first. Not thread-safe: the outbox guards it with its lock.
 
-    If a request is refused as a whole, its letters are *set back*: they are sent after all others, in requests that get smaller
-    with each refusal. So a letter that makes its request fail does not hold up the others, and is never given up.
+    If a request is refused as a whole, its letters are *set back*: they are sent after all others, in
+    requests that get smaller with each refusal. A letter that makes its request fail therefore does not block
+    the others, and it is not dropped.
 
-    A letter whose request, with nothing else in it, breaks the connection may be *set aside*: it is in no request until `recall`.
+    A letter that breaks the connection even when it is sent alone may be *set aside*: no request contains it
+    until `recall`.
 
     Parameters
     ----------
@@ -51,11 +54,11 @@ class LetterQueue:
 
     @property
     def has_set_back(self) -> bool:
-        """Whether letters wait whose request was refused."""
+        """Whether the queue holds letters whose request was refused."""
         return bool(self._set_back or self._aside)
 
     def is_set_back(self, letter: Letter) -> bool:
-        """Whether a letter comes after those that were never refused."""
+        """Whether a letter was set back, and so comes after those that were never refused."""
         return letter.id in self._set_back
 
     def add(self, letter: Letter) -> None:
@@ -64,7 +67,7 @@ class LetterQueue:
         self.characters += len(letter.line)
 
     def next_batch(self) -> list[Letter]:
-        """Return the letters of the next request, which share version and worker. They stay in the queue."""
+        """Return the letters of the next request, which share version and worker, without removing them."""
         queue, max_batch = (
             (self._ahead, self._max_batch) if self._ahead else (self._set_back, self._max_set_back_batch)
         )
@@ -93,12 +96,12 @@ class LetterQueue:
             self._aside[letter.id] = letter
 
     def recall(self) -> None:
-        """Send the letters that were set aside after all others."""
+        """Put the letters that were set aside back into the queue, after all others."""
         self._set_back.update(self._aside)
         self._aside.clear()
 
     def remove(self, batch: Iterable[Letter]) -> list[str]:
-        """Remove the letters of a successful request, and return the ids of those that were still in the queue."""
+        """Remove the letters of a successful request, and return the ids of those still in the queue."""
         gone = []
         were_set_back = False
         for letter in batch:
@@ -116,7 +119,7 @@ class LetterQueue:
         return gone
 
     def drop_oldest(self) -> str:
-        """Take out one letter, of those that were set aside or back first, and return its id."""
+        """Remove the oldest letter and return its id; letters set aside or set back go first."""
         _, letter = (self._aside or self._set_back or self._ahead).popitem(last=False)
         self.characters -= len(letter.line)
         return letter.id

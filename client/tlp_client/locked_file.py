@@ -1,4 +1,4 @@
-"""A file that belongs to one process as long as that lives."""
+"""A file that is locked by one process for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-#: whether this system has the locks
+#: Whether this system supports the locks.
 IS_AVAILABLE = fcntl is not None
 
 
 class LockedFile:
-    """A file and the lock on it (flock), which ends with the last descriptor: closed, or its process dead."""
+    """A file with a lock (flock), which is released when the file is closed or its process dies."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class LockedFile:
 
     @classmethod
     def create(cls, path: Path, content: bytes) -> LockedFile:
-        """Make a file that nobody sees half written or without its lock."""
+        """Create a file atomically: other processes never see it half written or without its lock."""
         aside = path.with_suffix(".tmp")
         file = cls(aside, os.open(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600))
         try:
@@ -43,7 +43,10 @@ class LockedFile:
 
     @classmethod
     def take(cls, path: Path) -> LockedFile | None:
-        """Lock a file whose owner is dead; None if it has an owner, is another user's, or is no plain file."""
+        """Lock a file whose owner is dead.
+
+        Return None if it has an owner, belongs to another user, or is not a plain file.
+        """
         try:
             return cls._lock(path, os.O_RDWR | os.O_APPEND)
         except OSError:
@@ -51,25 +54,28 @@ class LockedFile:
 
     @classmethod
     def take_or_make(cls, path: Path) -> LockedFile | None:
-        """Lock a file without an owner, or make it; return None if another process owns it or renames it meanwhile.
+        """Lock a file that has no owner, or create it.
+
+        Return None if another process owns the file or renames it at the same time.
 
         Raises
         ------
         OSError
-            If it cannot be opened or locked, or is no plain file.
+            If the file cannot be opened or locked, or is not a plain file.
         """
         return cls._lock(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
 
     @classmethod
     def _lock(cls, path: Path, flags: int) -> LockedFile | None:
-        # Others may write into the folder: a link would lead to another file of this user, a pipe would wait for ever.
+        # Other users may write into the folder. A link could lead to another file of this user, and a pipe
+        # would block for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise OSError(errno.EINVAL, "expected a plain file without links; remove it", str(path))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two calls above an owner may have replaced or removed it.
+            # Between the two calls above, an owner may have replaced or removed the file.
             if os.path.samestat(found, os.stat(path)):
                 return cls(path, descriptor)
         except (BlockingIOError, FileNotFoundError):
@@ -81,40 +87,41 @@ class LockedFile:
         return None
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of the file, whatever its path leads to by now."""
+        """Yield the lines of the open file, even if its path leads to another file by now."""
         with os.fdopen(os.dup(self._descriptor), "rb") as lines:
             lines.seek(0)
             yield from lines
 
     def append(self, content: bytes) -> None:
-        """Write at the end, all of it or, if the disk does not take that, nothing.
+        """Append all of the content, or nothing if the disk fails.
 
         Raises
         ------
         OSError
-            If the disk is full, say.
+            If the write fails, for example because the disk is full.
         """
-        # No fsync: what is written outlives the process. A machine that loses its power may lose the last seconds.
+        # No fsync: written data survives the process. Only a power failure may lose the last seconds.
         rest = memoryview(content)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self.size)  # or the next line would be part of a half one
+                os.ftruncate(self._descriptor, self.size)  # otherwise the next line would join a partial one
             raise
         self.size += len(content)
 
     def remove(self) -> None:
         """Delete the file."""
-        # Before the lock goes, or another process would adopt it.
+        # Delete before unlocking; otherwise another process would adopt the file.
         with suppress(OSError):
             os.unlink(self.path)
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; closed once more, nothing happens."""
+        """Close the file and release its lock; a second call has no effect."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            # Not unlocked: a child of fork shares the lock, and closing leaves it to the parent.
+            # Close without unlocking: parent and forked child share the lock, and the other one may still
+            # need it.
             os.close(descriptor)

@@ -19,23 +19,27 @@ from tlp_client.records import Record, RecordParser
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-#: endings of the names that tuning logs have
+#: File name suffixes of tuning logs.
 LOG_SUFFIXES = (".json", ".log", ".gz")
 
 #: Maximum bytes of a line. The longest line of the public logs has 5,163.
 MAX_LOG_LINE_BYTES = 1 << 20
 
-#: Refused lines of one log that are kept with line number and reason; further ones are only counted.
+#: Maximum number of refused lines per log that are kept with line number and reason. Further ones are only
+#: counted.
 MAX_REFUSED_LINES = 1_000
 
-#: A compressed log may decompress to the sum of this ratio times its size and these bytes. Public logs reach a ratio of 62, and
-#: gzip at most 1,032.
+#: A compressed log may decompress to at most this ratio times its size, plus this number of bytes.
+#: Public logs reach a ratio of 62; gzip allows up to 1,032.
 MAX_GZIP_RATIO, MAX_SMALL_GZIP_BYTES = 200, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A refused line of a log: its place and the reason. With `lines` above 1 it stands for that many further lines."""
+    """A refused line of a log, with its place and the reason.
+
+    If `lines` is above 1, the object represents that many lines.
+    """
 
     source: str
     number: int
@@ -44,7 +48,7 @@ class RefusedLine:
 
     @property
     def cause(self) -> str:
-        """The reason without its details, to count by."""
+        """The reason without its details, for counting."""
         return re.sub(r"\W*\d.*", "", self.reason.split(":")[0])
 
     def __str__(self) -> str:
@@ -53,9 +57,9 @@ class RefusedLine:
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads a tuning log from lines, keeping what is good and saying what is not.
+    """Reads the records of a tuning log, and collects the refused lines with their reasons.
 
-    Blank lines and comments (``#``) are skipped. Nothing that stands on one line stops the others.
+    Blank lines and comments (``#``) are skipped. An invalid line never stops the reading of the others.
 
     Parameters
     ----------
@@ -76,7 +80,7 @@ class LogReader:
     def read_file_lines(self, path: str | Path) -> Iterator[tuple[bytes, int, Record]]:
         """Yield the line, its number and the record for each record of a log file, see `read_file`.
 
-        A file that cannot be opened, or not be read to its end, counts as a refused line. It does not stop the other files.
+        A file that cannot be opened or read to its end counts as one refused line; it raises no error.
         """
         path, source = Path(path), source_of(path)
         latest = b""
@@ -101,7 +105,10 @@ class LogReader:
     def read_lines(
         self, lines: Iterable[bytes], source: str = "input", first: int = 1
     ) -> Iterator[tuple[int, Record | RefusedLine]]:
-        """Yield ``(line number, record or refused line)`` for each line but blank ones and comments; `first` is the first line number."""
+        """Yield ``(line number, record or refused line)`` for each line, except blank lines and comments.
+
+        `first` is the number of the first line.
+        """
         number = first - 1
         self._refused_before = self.counts["refused"]
         try:
@@ -110,7 +117,7 @@ class LogReader:
                 if outcome is not None:
                     yield number, outcome
         except (EOFError, OSError, zlib.error) as error:
-            # The rest of a damaged gzip file can't be read; what came before is kept.
+            # The rest of a damaged gzip file cannot be read; the records before the damage are kept.
             yield number + 1, self._refuse(source, number + 1, f"the rest cannot be read: {error}")
         more = self.counts["refused"] - self._refused_before - MAX_REFUSED_LINES
         if more > 0:
@@ -156,17 +163,18 @@ def source_of(path: str | Path) -> str:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log for reading its lines as bytes, plain or gzip-compressed whatever its name says."""
+    """Open a log to read its lines as bytes; gzip is detected by its content, not by the file name."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
     return cast("BinaryIO", io.BufferedReader(_GzipFile(path), 1 << 16)) if is_gzip else path.open("rb")
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a log up to the first that does not end.
+    """Yield the lines of a log, and stop after the first line without a newline.
 
-    The log of a search that runs grows while it is read: without this, the rest of its last line would be taken for a line. If a line is
-    longer than `MAX_LOG_LINE_BYTES`, only its first `MAX_LOG_LINE_BYTES` + 1 bytes are yielded.
+    The log of a running search may grow during reading. Without this stop, the rest of a partial last line
+    would be read as a line of its own. If a line is longer than `MAX_LOG_LINE_BYTES`, only its first
+    `MAX_LOG_LINE_BYTES` + 1 bytes are yielded.
     """
     while line := file.readline(MAX_LOG_LINE_BYTES + 1):
         yield line
@@ -178,9 +186,10 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 class _GzipFile(gzip.GzipFile):
-    """A gzip file below a `BufferedReader`, which finds lines without the interpreter.
+    """A gzip file to put under a `BufferedReader`, which finds line ends in C.
 
-    It hands up what it has decompressed so far: gzip's own `readinto` fills the buffer or, in a damaged file, loses all of it.
+    It returns the data decompressed so far. The `readinto` of gzip fills the whole buffer first, and loses
+    all of it if the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Measured results on their way to the service, sent in the background."""
+"""Sends measured results to the service in the background."""
 
 from __future__ import annotations
 
@@ -23,50 +23,53 @@ from tlp_client.wire.fields import is_name
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of ids of acknowledged records that are remembered.
+#: Maximum number of ids of acknowledged records that are kept to recognize duplicates.
 _MAX_REMEMBERED_IDS = 65_536
 
-#: Requests in a row with the same first letter that get no answer, after which its letters are sent after all others.
+#: Consecutive requests without an answer after which the letters of the request are set back.
 _MAX_UNANSWERED = 3
 
-#: Refused records of one answer that are logged.
+#: Maximum number of refused records that are logged per answer.
 _MAX_LOGGED = 3
 
-#: Characters of a refused record that are logged if no file keeps it.
+#: Maximum characters of a refused record that are logged if it cannot be written to the quarantine.
 _MAX_LOGGED_CHARACTERS = 2000
 
 
 class Outbox:
     """Holds measurements until the service has acknowledged them. `put` never waits for the network.
 
-    The ids stay the same however often a record is sent, so none is counted twice. Letters live in memory, and in the file of
-    the spool for the case that this process is killed: the next one sends them first, in order, under the worker's name
-    that they had.
+    A record keeps its id however often it is sent, so the service can deduplicate. A letter is a record that
+    is to be sent. Letters are kept in memory and in the spool's file. If this process is killed, the next one
+    sends them first, in order and under their original worker's name.
 
-    A letter goes when the service has accounted for it: accepted, known already, or rejected by itself. A rejected one goes to
-    the spool's quarantine. A request that is refused as a whole is no verdict on its letters, whatever the answer says: another
-    server, or the same one after an upgrade, may take them. They wait, and are sent after all others. So are those whose request
-    repeatedly gets no answer, since a letter may be what ends the server. One that gets none by itself, though others do, is tried
-    ever less often.
+    A letter is removed when the service has accepted it, knew it already, or rejected this very record. A
+    rejected letter goes to the spool's quarantine. A request that is refused as a whole says nothing about
+    its letters: another server, or the same one after an upgrade, may accept them. They are kept, and sent
+    after all others. The same happens if a request repeatedly gets no answer, because one of its letters may
+    crash the server. A letter that gets no answer alone, while others do, is retried less and less often.
 
     Parameters
     ----------
     connection : Connection
-        How to send.
+        Connection over which letters are sent.
     worker : str
-        Who measured.
+        Name of the worker that measured.
     spool : Spool or None
-        Keeps letters on disk, those of killed processes too. None: a process that is killed loses what was not acknowledged.
+        Keeps letters on disk, including those of killed processes. With None, a killed process loses its
+        unacknowledged letters.
     capacity, capacity_bytes : int
-        Most records held, and most bytes of their lines; beyond either the oldest are dropped, counted and reported.
+        Maximum number of records, and maximum characters of their lines. Beyond either limit the oldest
+        records are dropped and counted, and a warning is logged.
     batch : int
-        Records a request.
+        Maximum number of records per request.
     first_pause_s, max_pause_s : float
-        Pause after a failed try, and the bound of its doubling.
+        Seconds of the pause after a failed request, and the maximum to which pauses double.
     first_aside_s, max_aside_s : float
-        Time for which a letter is left out that gets no answer by itself, and the bound of its doubling.
+        Seconds for which a letter is set aside if it gets no answer alone, and the maximum to which they
+        double.
     exit_wait_s : float
-        Seconds that the end of the program waits for the last letters.
+        Maximum seconds that the program waits at exit for the last letters to be sent.
     """
 
     def __init__(
@@ -94,12 +97,13 @@ class Outbox:
         self._first_aside_s = first_aside_s
         self._max_aside_s = max_aside_s
         self._letters = LetterQueue(batch)
-        self._unanswered = 0  # requests in a row
+        self._unanswered = 0  # consecutive requests without an answer
         self._aside_s = first_aside_s
         self._recall_at = 0.0
-        self._flushes = 0  # that wait
-        self._warned: set[object] = set()  # kinds of refusals, until all that was refused got through
-        # Of the last letters that were sent. A plain dict is slow to find its oldest key.
+        self._flushes = 0  # calls of `flush` in progress
+        self._warned: set[object] = set()  # kinds of refusals logged since all letters last got through
+        # Ids of the last letters that were sent. An OrderedDict, because a plain dict is slow to find its
+        # oldest key.
         self._gone_ids: OrderedDict[str, None] = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
@@ -113,7 +117,7 @@ class Outbox:
         self._adopt()
 
     def _begin_anew(self) -> None:
-        """Forget, in a child of fork, what the parent sends, and the thread that only the parent has."""
+        """Reset the outbox in a forked child: the letters and the sending thread belong to the parent."""
         self._letters.clear()
         if self._spool is not None:
             self._spool.begin_anew()
@@ -123,7 +127,7 @@ class Outbox:
         self._thread = None
 
     def _adopt(self) -> None:
-        """Begin with what killed processes left."""
+        """Take over the letters that killed processes left."""
         adopted = self._spool.adopt(self._capacity_bytes) if self._spool is not None else []
         if adopted:
             log.info("%d measurements of workers that ended are sent first", len(adopted))
@@ -131,14 +135,16 @@ class Outbox:
                 self._take(adopted)
 
     def put(self, lines: Sequence[tuple[str, str]], version: str | None) -> None:
-        """Take over records; one whose id waits or went lately is left out. Waits for the disk at most.
+        """Queue records for sending, without waiting for the network.
+
+        A record is skipped if its id is in the queue or was sent recently.
 
         Parameters
         ----------
         lines : sequence of (str, str)
-            Id and record line of each.
+            Id and record line of each record.
         version : str or None
-            Model version that scored them.
+            Model version that scored the records.
         """
         letters = {id_: Letter(id_, line, version, self._worker) for id_, line in lines}
         with self._changed:
@@ -174,7 +180,7 @@ class Outbox:
 
     @property
     def folder(self) -> Path | None:
-        """Where the records wait on disk; None if one of them waits in memory only."""
+        """Folder that holds all unsent records; None if at least one is in memory only."""
         is_kept = self._spool is not None and self._spool.held == len(self._letters)
         return self._spool.folder if self._spool is not None and is_kept else None
 
@@ -191,7 +197,10 @@ class Outbox:
                 self._flushes -= 1
 
     def close(self) -> None:
-        """Stop sending. What waits is left to the next outbox with such a spool, and lost without one; `flush` first."""
+        """Stop sending; call `flush` first.
+
+        The next outbox with the same spool sends the remaining letters. Without a spool they are lost.
+        """
         with self._changed:
             self._closed = True
             if self._thread is None:
@@ -205,7 +214,7 @@ class Outbox:
             with self._changed:
                 self._changed.wait_for(self._has_work, self._until_recall())
                 if self._closed:
-                    # Not in `close`: while a batch is on its way, no other process may adopt it.
+                    # Closed here and not in `close`: no other process may adopt a batch that is being sent.
                     self._close_spool()
                     return
                 if self._until_recall() == 0:
@@ -235,7 +244,7 @@ class Outbox:
         return self._letters.has_next or self._closed or self._until_recall() == 0
 
     def _until_recall(self) -> float | None:
-        """Return the seconds until letters are recalled that were set aside; None if there are none."""
+        """Return the seconds until letters that were set aside are recalled; None if there are none."""
         if not self._letters.has_aside:
             return None
         return max(0.0, self._recall_at - time.monotonic())
@@ -260,7 +269,10 @@ class Outbox:
             self._warned.clear()
 
     def _refuse(self, batch: list[Letter], error: ServiceError) -> None:
-        """Set letters back whose request got an answer that does not account for them."""
+        """Set back the letters of a request that was answered with an error.
+
+        A letter that can never be delivered goes to the quarantine instead.
+        """
         is_answered = isinstance(error, (BadAnswer, DeadlineExceeded, Refused))
         if not is_answered or (isinstance(error, Refused) and error.status == 503):
             self._pass_over(batch, error)
@@ -276,8 +288,8 @@ class Outbox:
         self._warn(error)
 
     def _pass_over(self, batch: list[Letter], error: Exception) -> None:
-        """Set letters back whose request repeatedly got no answer: what holds up all may be one of them."""
-        is_first = self._unanswered == 0  # the request before got an answer
+        """Set back the letters of a request that repeatedly got no answer: one of them may be the cause."""
+        is_first = self._unanswered == 0  # the previous request got an answer
         self._unanswered += 1
         with self._changed:
             if not self._letters.is_set_back(batch[0]):
@@ -297,7 +309,7 @@ class Outbox:
         )
 
     def _warn(self, error: ServiceError) -> None:
-        """Log once per kind of refusal that letters wait, and why."""
+        """Log once per kind of refusal why letters are not accepted, and where they are kept."""
         kind = (error.status, error.code) if isinstance(error, Refused) else type(error)
         is_busy = isinstance(error, DeadlineExceeded) or (isinstance(error, Refused) and error.status == 429)
         if kind in self._warned or is_busy:
@@ -348,7 +360,7 @@ def _undeliverable(letter: Letter, error: ServiceError) -> str | None:
         return f"too large for the service: {error.message}"
     if error.status not in (400, 422):
         return None
-    # A line that was damaged on disk invalidates the whole request, so no server can reject the record by its position.
+    # A line that was damaged on disk invalidates the whole request, so no server can reject just this record.
     try:
         is_object = isinstance(json.loads(letter.line), dict)
     except (ValueError, RecursionError):
@@ -361,7 +373,7 @@ def _undeliverable(letter: Letter, error: ServiceError) -> str | None:
 
 
 def _flush_at_exit(outbox: Outbox, wait_s: float) -> None:
-    reference = weakref.ref(outbox)  # registering must not keep it alive
+    reference = weakref.ref(outbox)  # the exit handler must not keep the outbox alive
     is_done = threading.Event()
 
     def flush() -> None:

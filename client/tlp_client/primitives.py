@@ -1,6 +1,6 @@
-"""Schedule primitives: the steps of a candidate, whichever tuner made it.
+"""Schedule primitives: the steps of a candidate, independent of the tuner.
 
-A dialect says which kinds of primitives there are and what arguments they take, see `tlp_client.dialects`.
+A dialect defines the kinds of primitives and their arguments, see `tlp_client.dialects`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Primitive(NamedTuple):
     """
 
     kind: str
-    #: Each is an `Argument`; the dialect says of which type.
+    #: Each is an `Argument`; the dialect defines its type.
     args: tuple[Any, ...]
 
     def to_json(self) -> list[Any]:
@@ -40,14 +40,15 @@ def read_primitive(step: object, dialect: str | None = None) -> Primitive:
     Parameters
     ----------
     step : object
-        What a JSON parser made of the step, e.g. ``["CI", 4]``.
+        Step as a JSON parser returns it, e.g. ``["CI", 4]``.
     dialect : str or None
         Name of the dialect; None for the default one.
 
     Raises
     ------
     InvalidPrimitive
-        If the step is not a list, its kind is unknown, or an argument is missing, superfluous, too long or of a wrong type.
+        If the step is not a list, its kind is unknown, or an argument is missing, superfluous, too long or of
+        a wrong type.
     """
     return find(dialect).read_primitive(step)
 

@@ -1,12 +1,14 @@
 """Keeps letters that cannot be delivered in a file, with the reason.
 
-The file is ``quarantine-ADDRESS.jsonl`` in the folder of the outbox. No outbox sends its contents. Each line is a letter with
-``reason`` and ``time``; its ``line`` is a line of a tuning log. To send the records again after fixing the cause::
+The file is ``quarantine-ADDRESS.jsonl`` in the folder of the outbox. No outbox sends its contents. Each line
+is a letter with ``reason`` and ``time``; its ``line`` is a line of a tuning log. To send the records again
+after fixing the cause::
 
     jq -r .line quarantine-*.jsonl | curl -H 'Content-Type: application/x-ndjson' --data-binary @- \
         'http://cost-model:8000/v1/measurements?worker=host-7&platform=epyc-9004-2c'
 
-Of a dialect other than the default one each line has ``dialect``, which the query must state as well.
+If the dialect is not the default one, each line has the field ``dialect``, and the query must state it as
+well.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from pathlib import Path
 
 from tlp_client.locked_file import LockedFile
 
-#: Size in bytes at which the file is renamed to ``….old.jsonl`` and replaces the previous one, so twice as much is kept at most.
+#: Size in bytes at which the file is renamed to ``….old.jsonl``, replacing the previous one.
+#: At most twice as much is kept.
 _MAX_BYTES = 32 << 20
 
-#: Number of tries to lock the file, which other processes use as well, and seconds between two tries.
+#: Maximum number of attempts to lock the file, which other processes use as well, and seconds between two.
 _MAX_TRIES, _PAUSE_S = 100, 0.01
 
 

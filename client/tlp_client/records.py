@@ -1,6 +1,6 @@
-"""Tuning records: a candidate with its measured costs, whichever tuner made it.
+"""Tuning records: candidates with their measured costs, independent of the tuner.
 
-A dialect says how a record is written, see `tlp_client.dialects`.
+A dialect defines the text form of a record, see `tlp_client.dialects`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from tlp_client.errors import InvalidRecord
 from tlp_client.primitives import Argument, Primitive
 from tlp_client.tasks import Task
 
-#: Seconds. A cost outside is no measurement: clocks do not resolve 1 ns, and TVM writes 1e10 for a failed run.
+#: Range of a valid cost in seconds.
+#: Clocks do not resolve 1 ns, and TVM writes 1e10 for a failed run.
 MIN_COST_S, MAX_COST_S = 1e-9, 1e9
 
 #: Maximum number of measured run times of a record. Public records have at most 10.
 MAX_COSTS = 1000
 
-#: Maximum bytes of a record's line as `Record.to_line` writes it. Public records (1.7 million) have at most 2,094.
+#: Maximum bytes of a record's line as `Record.to_line` writes it. Public records (1.7 million) have at most
+#: 2,094.
 MAX_LINE_BYTES = 64 << 10
-#: A line of at most so many characters surely has fewer bytes than `MAX_LINE_BYTES`, whatever its characters and blanks.
+#: A line of at most this many characters certainly has fewer bytes than `MAX_LINE_BYTES`, even if all are
+#: escaped.
 _SURELY_SHORT = MAX_LINE_BYTES >> 3
 #: Maximum characters of a 32-bit number in a list, including the separator.
 _CHARACTERS_PER_ENTRY = 13
 
-#: Bytes of the tasks and primitives that a parser remembers, and the divisor that gives the share for tasks.
+#: Maximum bytes of a parser's cache of tasks and primitives, and the divisor that gives the share for tasks.
 _CACHE_BYTES = 64 << 20
 _TASKS_SHARE = 8
 
@@ -45,9 +48,9 @@ class Record:
     primitives : tuple of Primitive
         The schedule, in order; equal primitives of one parser are one object.
     costs : tuple of float
-        Measured run times in seconds; one or more a record, meaningless where ``error_no`` is not 0.
+        One or more measured run times in seconds. They are meaningless if ``error_no`` is not 0.
     error_no : int
-        0, or a number of the dialect for what failed.
+        0 if the run succeeded, otherwise the dialect's number of the failure.
     all_cost : float
         Seconds spent on building and measuring.
     timestamp : int
@@ -66,7 +69,7 @@ class Record:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the run succeeded and every cost can be a run time."""
+        """Whether the run succeeded and every cost is a plausible run time."""
         return is_run(self.error_no, self.costs)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,12 +77,12 @@ class Record:
         return find(self.task.dialect).record_json(self)
 
     def to_line(self) -> str:
-        """Return the line of the record in its dialect, without a newline; TVM loads those of Ansor."""
+        """Return the line of the record in its dialect, without a newline; TVM can load Ansor's lines."""
         return find(self.task.dialect).line(self)
 
 
 def is_run(error_no: int, costs: Sequence[float]) -> bool:
-    """Return whether a run succeeded and every cost can be a run time."""
+    """Return whether a run succeeded and every cost is a plausible run time."""
     if error_no != 0 or not costs:
         return False
     for cost in costs:  # noqa: SIM110 - `all` takes four times as long, and logs have millions of records
@@ -91,39 +94,39 @@ def is_run(error_no: int, costs: Sequence[float]) -> bool:
 def split_primitives(
     candidates: Iterable[str], dialect: str | None = None
 ) -> tuple[list[str], list[list[int]]]:
-    """Return the JSON text of each distinct primitive of candidates, and which of them each candidate holds.
+    """Return the distinct primitives of candidates as JSON text, and each candidate as indices into them.
 
     Parameters
     ----------
     candidates : iterable of str
-        Candidates as text, see `Dialect.split_primitives`; of Ansor the record lines that TVM writes.
+        Candidates as text, see `Dialect.split_primitives`; for Ansor, the record lines that TVM writes.
     dialect : str or None
         Name of the dialect; None for the default one.
 
     Raises
     ------
     InvalidInput
-        If a text is not of the dialect's form.
+        If a text does not have the dialect's form.
     """
     return find(dialect).split_primitives(candidates)
 
 
 class RecordParser:
-    """Parses the record lines of one dialect; remembers the tasks and primitives it has seen.
+    """Parses the record lines of one dialect; caches the tasks and primitives it has parsed.
 
     Parameters
     ----------
     max_bytes : int
-        Bytes of the tasks and primitives that it remembers.
+        Maximum bytes of the cached tasks and primitives.
     dialect : str or None
         Name of the dialect; None for the default one.
 
     Attributes
     ----------
     tasks, primitives : BoundedCache
-        What was parsed before, by its text.
+        Caches of parsed objects, by their text.
     made_bytes : int
-        Bytes of all tasks and primitives that this parser has made, whether it still remembers them or not.
+        Bytes of all tasks and primitives that this parser has created, including evicted ones.
     """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES, dialect: str | None = None) -> None:
@@ -133,7 +136,7 @@ class RecordParser:
         self._parse_line = find(dialect).parse_line
 
     def counting(self) -> RecordParser:
-        """Return a parser that shares the caches of this one and counts `made_bytes` from 0, for one request of many."""
+        """Return a parser for one request, which shares these caches and counts `made_bytes` from 0."""
         parser = copy(self)
         parser.made_bytes = 0
         return parser
@@ -155,12 +158,12 @@ class RecordParser:
 
 
 def read_record(document: object, dialect: str | None = None) -> Record:
-    """Check a record that a JSON parser has read and return it typed.
+    """Check a parsed JSON record and return it typed.
 
     Parameters
     ----------
     document : object
-        What the parser made of it.
+        Record as a JSON parser returns it.
     dialect : str or None
         Name of the dialect; None for the default one.
 
@@ -195,7 +198,7 @@ def _characters(record: Record) -> int:
 
 
 def _entries(arguments: tuple[Argument, ...]) -> int:
-    """Return how many numbers and characters of texts arguments hold."""
+    """Return the number of numbers plus the number of characters of strings in arguments."""
     found = 0
     for argument in arguments:
         if isinstance(argument, tuple):

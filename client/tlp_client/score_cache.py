@@ -1,4 +1,4 @@
-"""Scores that this worker has already, so that it need not ask again."""
+"""A cache of scores, so that a worker does not request them twice."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-#: Bytes of an entry beside its text: key, score, its place in the table.
+#: Bytes per entry beside its text: the key, the score and the slot in the table.
 _ENTRY_BYTES = 200
 
 
 class ScoreCache:
-    """Scores by version, task and candidate, the oldest dropped first. Thread-safe.
+    """Scores by version, task and candidate; the oldest are evicted first. Thread-safe.
 
-    A search keeps its best candidates from one generation to the next, and has them scored again with each.
+    A search keeps its best candidates from one generation to the next, and requests their scores each time.
 
     Parameters
     ----------
     max_bytes : int
-        About what all entries may take.
+        Approximate maximum memory of all entries.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:
@@ -33,14 +33,14 @@ class ScoreCache:
         return len(self._scores)
 
     def find(self, version: str, task: str, texts: Iterable[str]) -> dict[str, float]:
-        """Return the scores that are known of some candidates.
+        """Return the cached scores of candidates, by text.
 
         Parameters
         ----------
         version : str
-            Model version; scores of another are never returned.
+            Model version. Scores of other versions are never returned.
         task : str
-            Identifies the task; the texts of two candidates of different tasks may be equal.
+            Key of the task. It is needed because candidates of different tasks may have equal texts.
         texts : iterable of str
             The candidates.
         """
@@ -49,7 +49,7 @@ class ScoreCache:
             return {text: score for text in texts if (score := scores.get((version, task, text))) is not None}
 
     def add(self, version: str, task: str, texts: Sequence[str], scores: Sequence[float]) -> None:
-        """Remember scores."""
+        """Add the scores of candidates of one version and task."""
         with self._lock:
             for text, score in zip(texts, scores, strict=True):
                 if (version, task, text) not in self._scores:

@@ -1,11 +1,12 @@
-"""Letters of an outbox on disk, for the next process if this one is killed.
+"""Keeps an outbox's letters on disk, so that the next process can send them if this one is killed.
 
-A folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service, platform and dialect that the letters
-are for. A line is a letter, or names letters that are gone (acknowledged, refused or dropped). The owner of a file holds a lock on
-it as long as it lives; a file without a lock is adopted by the next process that sends to the same address. Lines of it that
-cannot be read go to the quarantine (`tlp_client.quarantine`).
+The folder holds files ``ADDRESS-TIME-PID-RANDOM.jsonl``. ADDRESS is a digest of the service, platform and
+dialect of the letters. Each line is either a letter or a list of ids that are gone (acknowledged, refused or
+dropped). The owner of a file holds a lock on it while the process lives. A file without a lock is adopted by
+the next process that sends to the same address. Unreadable lines go to the quarantine
+(`tlp_client.quarantine`).
 
-Nothing here raises because of the disk: the search goes on, and letters are in memory, too.
+Disk errors are logged and never raised: the search goes on, and the letters are in memory as well.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from tlp_client.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
-#: bytes of lines that are no longer needed, beyond as much as is needed, at which a file is rewritten
+#: A file is compacted when it has more than twice the bytes of its live letters, plus this number of bytes.
 _SLACK_BYTES = 2**20
 
-#: Largest file that is adopted, as a multiple of the bytes of letters that an outbox holds. No outbox writes such a file: it
-#: compacts at twice what its letters take, and escaping makes their lines less than twice as long.
+#: Maximum size of a file that is adopted, as a multiple of an outbox's capacity in bytes.
+#: No outbox writes a larger one: it compacts at twice the size of its live letters, and JSON escaping less
+#: than doubles their lines.
 _MAX_FILE_RATIO = 4
 
-#: age in seconds at which a file written aside, whose lock is free, is a leftover of a killed process
+#: Age in seconds from which an unlocked temporary file counts as a leftover of a killed process.
 _LEFTOVER_AGE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A record on its way to the service: its id and line, the version that scored it, the worker that measured it."""
+    """A record to be sent: its id, its line, the version that scored it, and the worker that measured it."""
 
     id: str
     line: str
@@ -48,13 +50,14 @@ class Letter:
 
 
 def find_folder(named: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of files of letters, or None for memory only.
+    """Return the folder for spool files, or None to keep letters in memory only.
 
     Parameters
     ----------
     named : str, path or None
-        What the caller names; "" for memory only. None takes ``TLP_OUTBOX_DIR`` of the environment, where "" means
-        the same, or else ``tlp/outbox`` in the user's cache folder.
+        Folder that the caller chose; "" keeps letters in memory only. None uses the environment variable
+        ``TLP_OUTBOX_DIR``, with the same meaning of "", or ``tlp/outbox`` in the user's cache folder if it is
+        not set.
     """
     if not IS_AVAILABLE:
         return None
@@ -62,8 +65,8 @@ def find_folder(named: str | os.PathLike[str] | None) -> Path | None:
         named = os.environ.get("TLP_OUTBOX_DIR")
     if named is None:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        if not os.path.isabs(cache):  # a user without a home; XDG ignores relative paths as well
-            log.warning("measurements wait in memory only: there is no cache folder")
+        if not os.path.isabs(cache):  # the user has no home; XDG requires ignoring relative paths, too
+            log.warning("unsent measurements are kept in memory only: there is no cache folder")
             return None
         named = os.path.join(cache, "tlp", "outbox")
     if not os.fspath(named):
@@ -72,16 +75,16 @@ def find_folder(named: str | os.PathLike[str] | None) -> Path | None:
 
 
 class Spool:
-    """The letters of one outbox on disk. Not thread-safe: its outbox guards it.
+    """The letters of one outbox on disk. Not thread-safe: the outbox guards it with its lock.
 
     Parameters
     ----------
     folder : Path
-        Shared by all workers of a user; made when the first letter comes.
+        Folder that all workers of a user share. It is created with the first letter.
     url : str
-        Of the service.
+        URL of the service.
     platform : str or None
-        That the letters are for. It is part of the address because requests state it and ids are made with it.
+        Platform of the letters. It is part of the address because requests state it and ids depend on it.
     dialect : str or None
         Dialect of the letters; None for the default one. It is part of the address for the same reasons.
     """
@@ -92,23 +95,24 @@ class Spool:
         self._address = hashlib.sha256(address.encode()).hexdigest()[:16]  # a URL may hold a password
         self.quarantine = Quarantine(folder, self._address, dialect)
         self._file: LockedFile | None = None
-        self._sizes: dict[str, int] = {}  # of the lines that are needed, by id
+        self._sizes: dict[str, int] = {}  # bytes of the line of each live letter, by id
         self._needed_bytes = 0
         self._is_closed = False
         self._has_warned = False
 
     @property
     def held(self) -> int:
-        """Letters that are on disk and not gone."""
+        """Number of live letters on disk."""
         return len(self._sizes)
 
     def adopt(self, max_bytes: int) -> list[Letter]:
-        """Take over what dead processes left for this address, and return it, oldest file first.
+        """Take over and return the letters that dead processes left for this address, oldest file first.
 
         Parameters
         ----------
         max_bytes : int
-            Once half of it is taken, further files are left to the next process, so that nothing has to be dropped.
+            Capacity of the outbox. After half of it is used, further files are left to the next process, so
+            that no letter has to be dropped.
         """
         taken: list[LockedFile] = []
         letters: dict[str, Letter] = {}
@@ -120,7 +124,7 @@ class Spool:
                 file = LockedFile.take(path)
                 if file is not None and file.size > _MAX_FILE_RATIO * max_bytes:
                     log.warning(
-                        "%s: expected at most %d bytes of measurements that wait, got %d; it is left alone, remove it",
+                        "%s: expected at most %d bytes of unsent measurements, got %d; it is ignored, remove it",
                         path,
                         _MAX_FILE_RATIO * max_bytes,
                         file.size,
@@ -132,7 +136,8 @@ class Spool:
             self._keep_damaged(damaged)
             if letters:
                 self._write_anew(letters.values())
-            # Killed before this line, both files hold the letters; the next to adopt them knows them by their ids.
+            # If the process is killed before this loop, old and new files both hold the letters. The next
+            # process that adopts them deduplicates by id.
             for file in taken:
                 file.remove()
         except (OSError, ValueError) as error:
@@ -147,14 +152,15 @@ class Spool:
         """Put unreadable lines into quarantine: a later release may have written them."""
         if not lines:
             return
-        # A last line without a newline was cut off when its process was killed; its measurement is incomplete.
+        # A last line without a newline was cut off when its process was killed; its measurement is
+        # incomplete.
         whole = [line.decode(errors="replace") for line in lines if line.endswith(b"\n") and line.strip()]
         self.quarantine.add({"text": text, "reason": "this client cannot read it"} for text in whole)
         kept = f"; {len(whole)} of them are kept in {self.quarantine.path}" if whole else ""
         log.warning("%d damaged lines of waiting measurements are skipped%s", len(lines), kept)
 
     def add(self, letters: Collection[Letter]) -> None:
-        """Write letters down. What a full disk does not take is in memory only."""
+        """Write letters to the file. If the disk is full, they are in memory only."""
         if self._is_closed or not letters:
             return
         try:
@@ -168,7 +174,7 @@ class Spool:
             self._warn(error)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Note that letters are gone. The file goes with the last of them."""
+        """Record that letters are gone, and delete the file with the last one."""
         gone = [id_ for id_ in ids if id_ in self._sizes]
         if self._file is None or not gone:
             return
@@ -186,12 +192,12 @@ class Spool:
             self._warn(error)
 
     def close(self) -> None:
-        """Leave what is not gone to the next process."""
+        """Close the file and leave its live letters to the next process."""
         self._is_closed = True
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Let go of the file; in a child of fork, whose parent goes on with it, its lock stays the parent's."""
+        """Close the file without unlocking it; in a forked child, the parent keeps the lock."""
         file, self._file = self._file, None
         self._sizes.clear()
         self._needed_bytes = 0
@@ -199,14 +205,14 @@ class Spool:
             file.close()
 
     def _abandoned(self) -> list[Path]:
-        """Return the files at this address, oldest first, those in use among them; delete leftovers."""
+        """Return all files of this address, oldest first and including those in use; delete leftovers."""
         try:
             names = sorted(name for name in os.listdir(self.folder) if name.startswith(f"{self._address}-"))
         except FileNotFoundError:
             return []
         for name in names:
             path = self.folder / name
-            # A file that is being made has no lock for an instant, so only the age tells it from a leftover.
+            # A file has no lock for an instant while it is created, so only its age identifies a leftover.
             file = LockedFile.take(path) if name.endswith(".tmp") and _is_old(path) else None
             if file is not None:
                 file.remove()
@@ -219,7 +225,7 @@ class Spool:
         self._write_anew([letter for letter in letters.values() if letter.id in self._sizes])
 
     def _write_anew(self, letters: Iterable[Letter]) -> None:
-        """Replace the file of this process, or begin one, with these letters."""
+        """Write these letters to a new file that replaces the file of this process, if it has one."""
         if self._file is None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"{self._address}-{time.time_ns():020}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
@@ -255,7 +261,7 @@ def _is_old(path: Path) -> bool:
 
 
 def _read_letters(file: LockedFile, letters: dict[str, Letter]) -> list[bytes]:
-    """Add the letters that are not gone, in order; return the lines that are damaged, a cut last one included."""
+    """Add the live letters of a file, in order; return its damaged lines, including a cut last line."""
     damaged = []
     for line in file.lines():
         try:
@@ -276,7 +282,8 @@ def _line_of(letter: Letter) -> bytes:
 
 
 def _read_letter(fields: dict[str, str]) -> Letter:
-    # Unknown fields of a later release are ignored: its measurements are sent without them instead of being lost.
+    # Unknown fields of a later release are ignored: its measurements are sent without them instead of being
+    # lost.
     letter = Letter(fields["id"], fields["line"], fields["version"], fields["worker"])
     texts = [letter.id, letter.line, letter.worker, *([] if letter.version is None else [letter.version])]
     if not all(is_text(text) for text in texts):

@@ -1,4 +1,4 @@
-"""Ansor's states as text. Needs TVM."""
+"""Serialize Ansor's states. Needs TVM."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tvm import auto_scheduler
 
 from tlp_client.errors import InvalidInput
 
-#: memory instead of a disk where there is one; the records are read back at once
+#: Folder of the temporary file: in memory if possible, since the records are read back at once.
 _SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def serialize_states(task: auto_scheduler.SearchTask, states: Sequence[Any]) -> list[str]:
-    """Return the record line of each state, as TVM writes it, with a result that means nothing.
+    """Return the record line of each state as TVM writes it, with a dummy result.
 
     One ``save_records`` call for all takes half the time of ``dump_record_to_string`` for each.
     """

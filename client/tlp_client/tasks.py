@@ -1,4 +1,4 @@
-"""The task of a candidate: workload and target, as they stand in a record."""
+"""The task of a candidate: its workload and target."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _KEYS_BYTES, _TARGETS_BYTES = 8 << 20, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Workload and target of a candidate. Fields that a dialect, or an old version of its record form, lacks are None.
+    """Workload and target of a candidate.
+
+    A field is None if the dialect, or an old version of its record form, does not have it.
 
     Parameters
     ----------
     workload_key : str
-        As the tuner writes it; of Ansor ``["hash"]``, ``["hash", [shape], ...]`` or ``["function", arg, ...]``.
+        Workload key as the tuner writes it; Ansor writes ``["hash"]``, ``["hash", [shape], ...]`` or
+        ``["function", arg, ...]``.
     target : str
         TVM's target text, e.g. ``llvm -keys=cpu -mcpu=core-avx2``.
     hardware : tuple of int or None
@@ -54,7 +57,7 @@ class Task:
 
     @property
     def workload(self) -> str:
-        """The workload in one canonical spelling, to group records by; no two dialects share one."""
+        """The workload in canonical form, for grouping records. No two dialects share a workload."""
         return find(self.dialect).workload(self.workload_key)
 
     @property
@@ -64,7 +67,7 @@ class Task:
         return memory_of(parts)
 
     def to_json(self) -> Any:
-        """Return the task as it stands in a record of its dialect."""
+        """Return the JSON value that represents the task in a record of its dialect."""
         return find(self.dialect).task_json(self)
 
 
@@ -75,7 +78,7 @@ def workload_of(key: str, dialect: str | None = None) -> str:
 
 @bounded_function(_KEYS_BYTES)
 def canonical_workload_key(key: str) -> str:
-    """Return the workload key with its JSON in one spelling, since blanks change on the way.
+    """Return the workload key with its JSON in canonical form, since tools differ in the blanks they write.
 
     A key that is not JSON (a registered function's name) is returned stripped.
     """
@@ -87,7 +90,7 @@ def canonical_workload_key(key: str) -> str:
 
 @bounded_function(_TARGETS_BYTES)
 def platform_kind(target: str) -> PlatformKind | None:
-    """Return whether a TVM target is a CPU or a GPU, or None where the text does not tell.
+    """Return whether a TVM target is a CPU or a GPU, or None if the text does not show it.
 
     Parameters
     ----------

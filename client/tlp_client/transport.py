@@ -1,4 +1,4 @@
-"""One HTTP exchange within a deadline. The seam that tests put a fake behind."""
+"""HTTP requests with a deadline. Tests replace the transport with a fake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from urllib3.util import Url, parse_url
 from tlp_client.errors import BadAnswer, DeadlineExceeded, Unreachable
 from tlp_client.fork import call_in_child
 
-#: An answer holds one score a candidate; more than this is not one of ours.
+#: Maximum bytes of an answer. An answer has one score per candidate, so the service never sends more than
+#: this.
 _MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -36,7 +37,7 @@ class Transport(Protocol):
     """Sends one request."""
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
-        """Return the answer, or raise `Unreachable` or `DeadlineExceeded` after at most `timeout_s` seconds."""
+        """Return the answer, or raise `Unreachable` or `DeadlineExceeded`, within `timeout_s` seconds."""
 
 
 class HttpTransport:
@@ -67,8 +68,8 @@ class HttpTransport:
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
         """Send a request and read the whole answer, see `Transport.post`."""
-        # A socket's timeout bounds each read of it, but neither the look-up of the host nor a server that sends
-        # its headers in drops. Only giving up on the thread that waits bounds them all.
+        # A socket timeout bounds each read, but neither the DNS lookup nor a server that sends its headers
+        # byte by byte. Running the exchange in a thread that can be abandoned bounds all of them.
         exchange = _Exchange(
             self._clock() + timeout_s, lambda of: self._post(path, body, headers, timeout_s, of)
         )
@@ -91,14 +92,15 @@ class HttpTransport:
             )
             try:
                 if response.status < 200:
-                    # The final answer follows on this connection. The next request must not take it for its own.
+                    # The final answer follows on this connection. The next request must not take it for its
+                    # own.
                     raise BadAnswer(
                         f"{self._url}: expected a final answer, got the interim status {response.status}"
                     )
                 received = self._read(response, exchange)
                 exchange.release()
             except BaseException:
-                response.close()  # the rest of the answer must not meet the next request
+                response.close()  # the next request must not read the rest of this answer
                 raise
             response.release_conn()
         except NewConnectionError as error:  # a subclass of TimeoutError in urllib3
@@ -123,14 +125,14 @@ class HttpTransport:
 
 
 class _Exchange(threading.Thread):
-    """A thread that exchanges one request for an answer, and ends soon after it is given up.
+    """A thread that sends one request and reads its answer; it ends soon after it is abandoned.
 
     Parameters
     ----------
     deadline : float
-        When it is given up, on the clock of the transport.
+        Time at which the exchange is abandoned, by the clock of the transport.
     post : callable
-        Does the exchange, given this.
+        Performs the exchange; its argument is this object.
     """
 
     def __init__(self, deadline: float, post: Callable[[_Exchange], HttpAnswer]) -> None:
@@ -144,7 +146,7 @@ class _Exchange(threading.Thread):
         self._is_given_up = False
 
     def run(self) -> None:
-        """Keep what the exchange returns or raises."""
+        """Perform the exchange, and store its answer or exception."""
         try:
             self._answer = self._post(self)
         except BaseException as error:  # noqa: BLE001  it is raised again where the answer is asked for
@@ -153,26 +155,26 @@ class _Exchange(threading.Thread):
             del self._post
 
     def use(self, socket_: socket.socket | None) -> None:
-        """Take a socket as that of this exchange; it is shut down when the exchange is given up."""
+        """Register the socket of this exchange; it is shut down when the exchange is abandoned."""
         with self._lock:
             self._socket = socket_
             self._end()
 
     def release(self) -> None:
-        """Let go of the socket, which the next exchange may use."""
+        """Release the socket, so that the next exchange may use it."""
         with self._lock:
             if self._is_given_up:
                 raise DeadlineExceeded("the answer came after the deadline")
             self._socket = None
 
     def result(self, late: str) -> HttpAnswer:
-        """Return the answer or raise the error; give up with `DeadlineExceeded` where there is neither yet."""
+        """Return the answer or raise the error; if there is neither, abandon it with `DeadlineExceeded`."""
         if self._error is not None:
             error, self._error = self._error, None
             try:
                 raise error
             finally:
-                del error  # breaks a reference cycle that would keep the socket open until the next garbage collection
+                del error  # breaks a reference cycle that would keep the socket open
         if self._answer is None:
             with self._lock:
                 self._is_given_up = True
@@ -181,15 +183,16 @@ class _Exchange(threading.Thread):
         return self._answer
 
     def _end(self) -> None:
-        # A server that drips satisfies each timeout of the socket: without this, thread and socket would stay with it.
+        # A server that sends byte by byte never exceeds the socket timeout. Without a shutdown, thread and
+        # socket would leak.
         if self._is_given_up and self._socket is not None:
             with suppress(OSError):
-                # Not the method of a TLS socket, which is not made for two threads.
+                # The base class's method, because that of a TLS socket is not thread-safe.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 class _Used:
-    """A connection that tells the exchange of its thread which socket it uses."""
+    """A connection that registers its socket with the exchange of the current thread."""
 
     sock: Any
 
@@ -198,7 +201,7 @@ class _Used:
         self._tell()
 
     def request(self, *arguments: Any, **options: Any) -> None:
-        self._tell()  # of a connection that was kept; else there is no socket yet
+        self._tell()  # for a keep-alive connection; a new one has no socket yet
         super().request(*arguments, **options)  # type: ignore[misc]  # as above
 
     def _tell(self) -> None:

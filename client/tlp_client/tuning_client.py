@@ -1,4 +1,4 @@
-"""Scores and measurements of one tuner over the service: all that does not depend on the tuner's library."""
+"""The part of a cost model that is the same for every tuner: rounds, cache, fallback and outbox."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from tlp_client.wire.measurements import measurement_id
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of tasks whose rounds are remembered, far more than are tuned at a time. A task that is forgotten begins another round.
+#: Maximum number of tasks whose rounds are kept in memory, far more than are tuned at a time.
+#: An evicted task begins another round.
 _MAX_ROUNDS = 4096
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a model did so far.
+    """Counters of a model's predict calls and candidates.
 
     Parameters
     ----------
     predicts, candidates : int
         Predict calls that the service answered, and the candidates in them.
     cached : int
-        Of these candidates, those whose scores were known already, or that stood twice in a call.
+        Number of these candidates that were in the score cache or were duplicates within their call.
     fallbacks, fallback_candidates : int
         Predict calls that the service did not answer, and the candidates in them.
     invalid : int
-        Candidates that the service called invalid; they got the lowest score.
+        Candidates that the service reported as invalid; they got the lowest score.
     """
 
     predicts: int = 0
@@ -58,7 +59,7 @@ class Counts:
 
 
 class Tuner(Protocol):
-    """What `TuningClient` has to know of a tuner's own objects. Any method may raise.
+    """Translates a tuner's own objects for `TuningClient`. Any method may raise.
 
     Attributes
     ----------
@@ -69,58 +70,62 @@ class Tuner(Protocol):
     dialect: str
 
     def describe(self, task: Any) -> Task:
-        """Return the task that the tuner's own task is."""
+        """Return the `Task` that describes the tuner's own task."""
 
     def candidates(self, task: Any, candidates: Sequence[Any]) -> list[str]:
-        """Return each candidate as text of the form that `Dialect.split_primitives` reads. Different candidates have different texts."""
+        """Return each candidate as text that `Dialect.split_primitives` can read.
+
+        Different candidates must have different texts.
+        """
 
     def line(self, measured: Any, result: Any) -> str:
-        """Return the record line of something that was measured."""
+        """Return the record line of a measurement."""
 
     def workload_key(self, measured: Any) -> str:
-        """Return the key of the task that something measured belongs to, as `describe` states it."""
+        """Return the workload key of a measured candidate's task, the same as from `describe`."""
 
 
 class TuningClient:
-    """Scores candidates by the cost-model service and sends it what was measured.
+    """Scores candidates through the cost-model service and sends it the measurements.
 
-    The search never stops because of the service: when there is no answer within the deadline, a local
-    fallback scores for the rest of the round; a warning says so once an outage. Rounds are kept apart by task, so one
-    client may serve many searches at a time. No exception leaves `predict`, `update` or `finish_round`.
+    The search never stops because of the service. If no answer arrives within the deadline, a local fallback
+    scores for the rest of the round. Each outage is logged once, as a warning. Rounds are tracked per task,
+    so searches may share one client. `predict`, `update` and `finish_round` never raise.
 
     Parameters
     ----------
     tuner : Tuner
         The tuner whose candidates are scored.
     fallback : LocalFallback
-        Scores while the service does not.
+        Scores candidates while the service gives no answer.
     url : str
-        Of the service, e.g. ``http://cost-model:8000``.
+        URL of the service, e.g. ``http://cost-model:8000``.
     platform : str or None
-        Hardware that is tuned for, e.g. ``v100``. Needed where devices share a target string.
+        Name of the target hardware, e.g. ``v100``. Needed if several devices share a target string.
     worker : str or None
-        Name under which this worker measures; host and process id by default.
+        Name of this worker in its measurements; host name and process id by default.
     deadline_s : float
-        Seconds that one predict may take.
+        Maximum seconds per predict call.
     outbox_dir : str, path or None
-        Folder in which measurements wait for the service, so that they outlive this process; "" for memory only. By default
-        ``$TLP_OUTBOX_DIR``, or else ``tlp/outbox`` in the user's cache folder.
+        Folder that keeps unsent measurements, so that they survive this process; "" keeps them in memory
+        only. The default is ``$TLP_OUTBOX_DIR``, or ``tlp/outbox`` in the user's cache folder if that is not
+        set.
     connection, outbox : Connection, Outbox or None
-        For tests.
+        Replacements for the parts that the client would create; for tests.
 
     Attributes
     ----------
     counts : Counts
-        What it did so far.
+        Counters of predict calls and candidates since the client was created.
     outbox : Outbox
-        Holds what the service has not acknowledged.
+        Measurements that the service has not acknowledged yet.
 
     Raises
     ------
     InvalidRequest
-        If platform or worker is no name that the wire format takes.
+        If platform or worker is not a valid name of the wire format.
     ValueError
-        If the connection is for another dialect than the tuner's.
+        If the connection uses a different dialect from the tuner.
     """
 
     def __init__(
@@ -150,27 +155,29 @@ class TuningClient:
         self.counts = Counts()
         self._parser = RecordParser(dialect=tuner.dialect)
         self._scores = ScoreCache()
-        self._unreported = 0  # cached candidates that the service has not heard of
+        self._unreported = 0  # cached candidates not yet reported to the service
         self._lock = threading.Lock()
-        self._rounds: OrderedDict[str, Round] = OrderedDict()  # by workload key, the last used last
-        self._next_version: str | None = None  # that rounds begin with, after `load`
+        self._rounds: OrderedDict[str, Round] = OrderedDict()  # by workload key, least recently used first
+        self._next_version: str | None = None  # version from `load`, with which new rounds begin
         self._latest: tuple[str, str] | None = None
         self._has_warned = False
 
     @property
     def version(self) -> str | None:
-        """Model version of the latest scores, or of `load`; None before either."""
+        """Model version of the latest scores or the last `load`, whichever is later; None before both."""
         return self._latest[1] if self._latest else None
 
     def predict(self, task: Any, candidates: Sequence[Any]) -> list[float]:
-        """Return one score per candidate, in order: finite, higher is faster, 0 only for an invalid candidate.
+        """Return one finite score per candidate, in order; higher is faster.
+
+        Only an invalid candidate scores 0.
 
         Parameters
         ----------
         task : object
-            The tuner's own task, that of all candidates.
+            The tuner's own task, to which all candidates belong.
         candidates : sequence
-            The tuner's own candidates; an empty one costs no request.
+            The tuner's own candidates. An empty sequence sends no request.
         """
         if len(candidates) == 0:
             return []
@@ -192,14 +199,14 @@ class TuningClient:
         return self._fallback.predict(task, candidates)
 
     def update(self, measured: Sequence[Any], results: Sequence[Any]) -> None:
-        """Send measured results to the service, in the background, and end the rounds of their tasks.
+        """Send measured results to the service in the background, and end the rounds of their tasks.
 
-        The next predict of these tasks takes the version that serves then.
+        The next predict call of these tasks uses the version that is active at that time.
 
         Parameters
         ----------
         measured, results : sequence
-            The tuner's own objects of what was measured, and the result of each, failed runs included.
+            The tuner's own objects for the measured candidates and their results, including failed runs.
         """
         if len(measured) == 0:
             return
@@ -210,33 +217,38 @@ class TuningClient:
         self.finish_round(measured, results)
 
     def finish_round(self, measured: Sequence[Any], results: Sequence[Any]) -> None:
-        """Do what `update` does but for teaching the fallback; sent again by `update`, a record is kept once."""
+        """Do the same as `update`, but without training the fallback.
+
+        If `update` sends the same records again, the service keeps them once.
+        """
         try:
             self._send(measured, results)
             with self._lock:
                 self._next_version = None
                 for one in measured:
-                    # It stays: a tuner may tell of a round in several parts, and all were chosen by its version.
+                    # Keep the round: a tuner may report it in several parts, and its version chose them all.
                     if (round_ := self._rounds.get(self._tuner.workload_key(one))) is not None:
                         round_.is_measured = True
         except Exception:  # as in predict, the search goes on
             log.exception("%d measured records are not sent", len(measured))
 
     def save(self, file_name: str) -> None:
-        """Write which model and version score now; the model itself is the service's."""
+        """Write the names of the current model and version; the model itself stays at the service."""
         model, version = self._latest or (None, None)
         state = {"service": self._connection.url, "model": model, "version": version, **asdict(self.counts)}
         Path(file_name).write_text(json.dumps(state, indent=2) + "\n")
 
     def load(self, file_name: str) -> None:
-        """Score with the version that `save` wrote, until the next `update`; if it is gone, by the one that serves.
+        """Score with the version that `save` wrote, until the next `update`.
+
+        If the service no longer has that version, its active version scores.
 
         Raises
         ------
         OSError
             If the file cannot be read.
         ValueError
-            If `save` did not write it. A model that can't be loaded is never passed over.
+            If `save` did not write the file. It is never ignored: the caller named this version on purpose.
         """
         try:
             state = json.loads(Path(file_name).read_text())
@@ -251,7 +263,7 @@ class TuningClient:
             self._rounds.clear()
 
     def _round_of(self, key: str) -> Round:
-        """Return the round of a task, a new one if candidates of the last one were measured."""
+        """Return the current round of a task; start a new one if candidates of the last one were measured."""
         with self._lock:
             round_ = self._rounds.get(key)
             if round_ is None or round_.is_measured:
@@ -268,9 +280,9 @@ class TuningClient:
         if len(texts) != len(candidates):
             raise InvalidInput(f"the tuner wrote {len(texts)} texts for {len(candidates)} candidates")
         distinct = dict.fromkeys(texts)
-        # One object for all calls of a task, so that the cache need not compare its characters.
+        # Interned: all calls of a task share one string, so the cache compares it by identity.
         scope = sys.intern(f"{described.workload_key}\n{described.target}")
-        # Only an answer tells which version serves this round, so its first call asks for all.
+        # The version of a round is unknown until its first answer, so the first call skips the cache.
         version = round_.version if round_.is_answered else None
         scores = self._scores.find(version, scope, distinct) if version is not None else {}
         asked = [text for text in distinct if text not in scores]
@@ -288,7 +300,7 @@ class TuningClient:
         return [scores[text] for text in texts]
 
     def _ask(self, described: Task, texts: Sequence[str], round_: Round, scope: str) -> dict[str, float]:
-        """Return the scores of candidates from the service; 0 for one that is invalid."""
+        """Return the service's scores of candidates; invalid ones score 0."""
         primitives, candidates = split_primitives(texts, described.dialect)
         with self._lock:
             cached, self._unreported = self._unreported, 0

@@ -1,4 +1,4 @@
-"""The ``tlp`` command. Heavy imports stand inside the commands that need them."""
+"""The ``tlp`` command. Heavy imports are inside the commands that need them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tlp_service.errors import ServiceFault
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; errors a user can mend are one line on stderr and exit status 2."""
+    """Run one command; print errors that a user can fix as one line on stderr, with exit status 2."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = arguments.run
         status: int = run(arguments)
         if sys.stdout is not None:
-            sys.stdout.flush()  # or a full disk would be seen only after the exit status
+            sys.stdout.flush()  # otherwise a full disk would be noticed only after the exit status
     except (ServiceFault, TLPError) as error:
         print(f"tlp {arguments.command}: {error}", file=sys.stderr)
         return 2
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = "service,cpu" if arguments.command == "serve" else "service,cpu,train"
         print(f"tlp {arguments.command}: {error}; install 'tlp-service[{extra}]'", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader has seen enough, such as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _drop_unwritten()
         return 128 + signal.SIGPIPE
     except OSError as error:  # a path that cannot be written, a disk that is full
@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_unwritten() -> None:
-    """Drop output that cannot be written. Python would try again when it ends, complain, and change the exit status."""
+    """Discard output that cannot be written.
+
+    Otherwise Python would retry at exit, print an error, and change the exit status.
+    """
     try:
         sys.stdout.flush()
     except OSError:
@@ -78,13 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     add_recorder(
         commands.add_parser(
             "recorder",
-            help="move measurements from the stream into the record store, where no server does; settings are TLP_… variables",
+            help="move measurements from the stream into the record store; settings are TLP_… variables",
         )
     )
     add_trainer(
         commands.add_parser(
             "trainer",
-            help="learn from the record store when enough was measured; settings are TLP_… variables",
+            help="train on new measurements in the record store; settings are TLP_… variables",
         )
     )
     add_models(commands.add_parser("models", help="choose which model version serves"))

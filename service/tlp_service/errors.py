@@ -5,14 +5,14 @@
     ServiceFault
     ├── BadSettings             the server or command does not start
     ├── BadVersion              a model version that cannot be loaded or published
-    ├── BadRecords              nothing to train on
+    ├── BadRecords              no model can be trained from the records
     │   └── DamagedRecords      a file of a record store
     ├── NotAllStored            platforms whose records a store could not take
     ├── TrainingDiverged        a loss that is not finite
     └── RequestFault            a request that is not served; see `tlp_service.api.answers` for the statuses
         ├── UnknownName         (code unknown_version, unknown_platform)
         ├── VersionGone         no longer loaded
-        ├── VersionRefused      may not serve, or there is none to return to
+        ├── VersionRefused      cannot be activated, or no version to roll back to
         ├── InvalidBody         (code invalid, unknown_format, unknown_field, unsupported)
         ├── QueueFull
         ├── ScoringFailed
@@ -30,7 +30,7 @@ class ServiceFault(Exception):
 
 
 class BadSettings(ServiceFault):
-    """A setting that cannot be followed, such as CUDA where there is none."""
+    """A setting is invalid here, such as CUDA on a machine without a GPU."""
 
 
 class BadVersion(ServiceFault):
@@ -49,7 +49,7 @@ class DamagedRecords(BadRecords):
     path : Path
         The file.
     reason : str
-        What is wrong with it.
+        Description of the damage.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -63,7 +63,7 @@ class NotAllStored(ServiceFault):
     Parameters
     ----------
     reasons : dict
-        Platform -> why.
+        Exception for each platform that was not stored.
     """
 
     def __init__(self, reasons: dict[str, Exception]) -> None:
@@ -81,9 +81,9 @@ class RequestFault(ServiceFault):
     Parameters
     ----------
     message : str
-        What is wrong and where.
+        Description of the error and its place.
     code : str or None
-        Name of the fault for programs; None for that of the class.
+        Error code for programs; None for the code of the class.
     retry_after : int or None
         Seconds after which the same request may succeed.
     """
@@ -97,7 +97,10 @@ class RequestFault(ServiceFault):
 
 
 class UnknownName(RequestFault):
-    """A version or platform that this server does not have; `version` is set if the request asks for that version."""
+    """A version or platform that this server does not know.
+
+    `version` is set if the request names an unknown version.
+    """
 
     code = "unknown"
     version: str | None = None
@@ -111,19 +114,22 @@ class VersionGone(RequestFault):
 
 
 class VersionRefused(RequestFault):
-    """A version that may not serve: damaged, or marked; or there is none to return to."""
+    """A version cannot be activated because it is damaged or marked, or there is none to roll back to."""
 
     code = "version_refused"
 
 
 class InvalidBody(RequestFault):
-    """Well-formed JSON that breaks the wire format, or that this server does not accept; names the candidate and primitive."""
+    """Well-formed JSON that breaks the wire format, or that this server does not accept.
+
+    The message names the candidate and primitive.
+    """
 
     code = "invalid"
 
 
 class QueueFull(RequestFault):
-    """More candidates wait than may wait, or than can be scored by the request's deadline."""
+    """The queue is full, or the request could not be scored by its deadline."""
 
     code = "queue_full"
 
@@ -135,7 +141,7 @@ class ScoringFailed(RequestFault):
 
 
 class NotReady(RequestFault):
-    """Stopping, or the measurement stream cannot be reached."""
+    """The server is stopping, or the measurement stream is not reachable."""
 
     code = "not_ready"
 

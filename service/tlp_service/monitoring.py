@@ -1,4 +1,4 @@
-"""What Prometheus sees. Labels have few values: nothing a caller writes becomes one, but for platforms."""
+"""The Prometheus metrics. Text from callers never becomes a label, except a bounded number of platforms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from tlp_service.quality.metrics import QualityCollector
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # no second series per counter
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-#: Maximum platforms with a label of their own, since a client can name any number of them.
+#: Maximum number of platform labels, because a client can send any number of platform names.
 _MAX_PLATFORMS = 64
 
 
@@ -125,7 +125,7 @@ class Metrics:
         )
 
     def set_loaded(self, versions: Sequence[tuple[str, str]]) -> None:
-        """State the loaded versions as (model, version), the serving one first; the series of others end."""
+        """Set the loaded versions as (model, version), the serving one first; remove the series of others."""
         with self._lock:
             for model, version in self._versions - set(versions):
                 self._remove(self.model, model, version)
@@ -136,7 +136,7 @@ class Metrics:
                 self.model.labels(model, version).set(1 if place == 0 else 0)
 
     def count_scored(self, kind: str, version: str, count: int) -> None:
-        """Count scored candidates; those of a version that is dropped meanwhile as of ``other``."""
+        """Count scored candidates; those of a version that is no longer loaded count as ``other``."""
         with self._lock:
             is_loaded = any(version == loaded for _, loaded in self._versions)
             self.candidates.labels(kind, version if is_loaded else "other").inc(count)

@@ -20,7 +20,7 @@ from tlp_service.redis_url import check_redis_url
 log = logging.getLogger(__name__)
 
 
-#: The model that is served, trained and measured unless told otherwise.
+#: Name of the model that is served, trained and measured by default.
 DEFAULT_MODEL = "loopnest"
 
 
@@ -30,7 +30,7 @@ def shipped_model(model: str = DEFAULT_MODEL) -> Path:
     Raises
     ------
     BadSettings
-        If the package does not hold exactly one.
+        If the package does not contain exactly one version of the model.
     """
     shipped = Path(str(files("tlp_service") / "shipped"))
     versions = [path.parent for path in shipped.glob(f"{model}-*/manifest.json")]
@@ -40,9 +40,10 @@ def shipped_model(model: str = DEFAULT_MODEL) -> Path:
 
 
 class Settings(BaseSettings):
-    """What the server was told; each field is the variable ``TLP_<NAME>``."""
+    """The settings of the server; each field is the environment variable ``TLP_<NAME>``."""
 
-    # An empty variable is one that is not set: compose files write such, and an empty host would be every address.
+    # An empty variable is one that is not set: compose files write such, and an empty host would be every
+    # address.
     model_config = SettingsConfigDict(
         env_prefix="TLP_", env_ignore_empty=True, frozen=True, extra="ignore", protected_namespaces=()
     )
@@ -79,7 +80,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=65536,
-        description="Maximum number of candidates scored at a time; 0: the number that a calibration at start finds fastest.",
+        description="Maximum number of candidates scored at a time; "
+        "0: the number that a calibration at start finds fastest.",
     )
     redis_url: SecretStr | None = Field(
         None,
@@ -122,7 +124,8 @@ class Settings(BaseSettings):
     max_waiting_mib: int = Field(
         80,
         ge=1,
-        description="Maximum memory in MiB of all requests, each from its first byte to its answer; beyond it the answer is 429.",
+        description="Maximum memory in MiB of all requests, each from its first byte to its answer; "
+        "beyond it the answer is 429.",
     )
     measurement_id_days: int = Field(
         7,
@@ -154,7 +157,7 @@ class Settings(BaseSettings):
     def _check_path(cls, value: Path | None) -> Path | None:
         try:
             str(value).encode()
-        except UnicodeEncodeError:  # which neither Arrow nor ONNX Runtime takes
+        except UnicodeEncodeError:  # neither Arrow nor ONNX Runtime accepts such a path
             raise ValueError("expected a path in UTF-8") from None
         return value
 
@@ -163,7 +166,8 @@ class Settings(BaseSettings):
     def _check_admin_key(cls, value: SecretStr | None) -> SecretStr | None:
         key = value.get_secret_value() if value is not None else ""
         if key != key.strip() or set(key) & set("\x00\r\n"):
-            # HTTP strips blanks from a header, so no request could state such a key. The line end of a file is usual.
+            # HTTP strips blanks from a header, so no request could state such a key. The line end of a file
+            # is usual.
             raise ValueError("expected a key without line ends, and without blanks around it")
         return value
 
@@ -185,16 +189,19 @@ class Settings(BaseSettings):
 
     @property
     def registry_url(self) -> str:
-        """Where the registry is."""
+        """Folder or URL of the registry."""
         return self.registry or str(self.data_dir / "models")
 
     @property
     def records_folder(self) -> Path:
-        """Where the record store is."""
+        """Folder of the record store."""
         return self.records or self.data_dir / "records"
 
     def make_data_dir(self) -> None:
-        """Make the data folder with mode 0700, since it holds measurements; warn if an existing one is open to other users."""
+        """Create the data folder with mode 0700, because it holds measurements.
+
+        Log a warning if an existing folder is open to other users.
+        """
         with contextlib.suppress(
             OSError
         ):  # whoever writes into it reports the error; not every command needs it
@@ -209,12 +216,12 @@ class Settings(BaseSettings):
 
     @property
     def max_body(self) -> int:
-        """Largest body in bytes."""
+        """Maximum size of a body in bytes."""
         return self.max_body_mib << 20
 
 
 def read_settings(**given: Any) -> Settings:
-    """Return the settings: what is given here, else the environment, else the defaults.
+    """Return the settings: arguments take precedence over the environment, and that over defaults.
 
     Raises
     ------

@@ -333,7 +333,7 @@ def test_a_registry_that_vanishes_is_said_once_and_so_is_its_return(
         follower.follow()
     assert metrics.registry.get_sample_value("tlp_registry_reachable") == 0
     (warning,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
-    assert f"can't be followed, version {names[0]} serves on" in warning
+    assert f"can't be followed, version {names[0]} keeps serving" in warning
     assert versions.serving.manifest.version == names[0]
     if damage == "moved":
         (tmp_path / "elsewhere").rename(tmp_path / "registry")

@@ -1,4 +1,4 @@
-"""What a dialect has to say; see the package."""
+"""The interface of a dialect, see `tlp_client.dialects`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Dialect(ABC):
     """How one tuner writes primitives, records and workloads.
 
-    A subclass has to say which kinds of primitives and which form of a record there are. What is not abstract is right for every
-    dialect whose records are JSON objects, and may be replaced by something faster.
+    A subclass defines the kinds of primitives and the form of a record. The other methods are correct for
+    every dialect whose records are JSON objects; a subclass may override them with faster ones.
 
     Attributes
     ----------
@@ -52,17 +52,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def read_arguments(self, kind: str, args: Sequence[Any]) -> tuple[Argument, ...]:
-        """Check the arguments of a primitive of a known kind, as a JSON parser returns them, and return them typed.
+        """Check the parsed JSON arguments of a primitive of a known kind, and return them typed.
 
         Raises
         ------
         InvalidPrimitive
-            If the kind does not take them.
+            If the arguments are not valid for the kind.
         """
 
     @abstractmethod
     def read_record(self, document: object) -> Record:
-        """Check a record that a JSON parser has read and return it typed, with the name of this dialect in its task.
+        """Check a parsed JSON record and return it typed.
+
+        The task of the record must have the name of this dialect.
 
         Raises
         ------
@@ -76,7 +78,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def task_json(self, task: Task) -> Any:
-        """Return a task as it stands in a record."""
+        """Return the JSON value that represents a task in a record."""
 
     def read_primitive(self, step: object) -> Primitive:
         """Check one step of a candidate and return it typed, see `tlp_client.primitives.read_primitive`."""
@@ -101,14 +103,14 @@ class Dialect(ABC):
         return tuple(primitives)
 
     def sizes_of(self, primitive: Primitive) -> int:
-        """Return the maximum number of sizes that a primitive adds to the loops of a candidate, at most `max_sizes_of_step`."""
+        """Return the maximum number of loop sizes that a primitive adds, at most `max_sizes_of_step`."""
         return 0
 
     def check_candidate(self, primitives: Sequence[Primitive]) -> None:
         """Raise `InvalidPrimitive` if a candidate has too many primitives or sizes."""
         if len(primitives) > self.max_steps:
             raise InvalidPrimitive(too_many_steps(len(primitives), self.max_steps))
-        # Nearly all candidates are so short that counting their sizes is not needed.
+        # Nearly all candidates are too short to exceed the limit, so their sizes need not be counted.
         if len(primitives) * self.max_sizes_of_step > self.max_sizes:
             sizes = sum(map(self.sizes_of, primitives))
             if sizes > self.max_sizes:
@@ -120,9 +122,9 @@ class Dialect(ABC):
         Parameters
         ----------
         line : str
-            The line; it is not too long.
+            The line, already checked against the maximum length.
         parser : RecordParser
-            Remembers tasks and primitives. What is made anew has to be counted in its `made_bytes`.
+            Caches tasks and primitives. The bytes of new ones must be added to its `made_bytes`.
 
         Raises
         ------
@@ -144,16 +146,17 @@ class Dialect(ABC):
         return json.dumps(self.record_json(record), ensure_ascii=False)
 
     def line_of(self, record: Record, task: str, steps: str) -> str:
-        """Return what `line` does, given the JSON of the record's task and that of the list of its primitives."""
+        """Return the same as `line`, from the JSON text of the record's task and list of primitives."""
         return self.line(record)
 
     def split_primitives(self, candidates: Iterable[str]) -> tuple[list[str], list[list[int]]]:
-        """Return the JSON text of each distinct primitive of candidates, and which of them each candidate holds.
+        """Return the distinct primitives of candidates as JSON text, and each candidate as indices into them.
 
         Parameters
         ----------
         candidates : iterable of str
-            What the tuner's adapter writes of each candidate, see `tlp_client.tuning_client.Tuner.candidates`; here a record line.
+            Candidates as text, see `tlp_client.tuning_client.Tuner.candidates`. This method expects record
+            lines.
 
         Raises
         ------

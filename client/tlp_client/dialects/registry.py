@@ -1,4 +1,4 @@
-"""The dialects by name: those of this package, those of other packages, and those that `register` was given."""
+"""The registry of dialects: those of this package, of other packages, and those added with `register`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _known: dict[str, Dialect] = {}
 
 
 def register(dialect: Dialect) -> None:
-    """Make a dialect known under its name.
+    """Add a dialect to the registry.
 
     Raises
     ------
     ValueError
-        If its name is not a name, or another dialect has it.
+        If its name is not valid, or another dialect has it.
     """
     if not is_name(dialect.name):
         raise ValueError(f"dialect: expected a name, got {shown(dialect.name)}")
@@ -48,7 +48,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str | None = None, where: str = "dialect") -> Dialect:
-    """Return a dialect by name; the default one for None.
+    """Return the dialect with a name; None selects the default one.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def find(name: str | None = None, where: str = "dialect") -> Dialect:
     Raises
     ------
     Unsupported
-        If there is none of this name. A later release may have it.
+        If there is no dialect with this name. A later release may have it.
     """
     name = name or DEFAULT
     known = _known.get(name)
@@ -68,12 +68,15 @@ def find(name: str | None = None, where: str = "dialect") -> Dialect:
 
 
 def stated_name(name: str) -> str | None:
-    """Return what requests, stream entries and stored rows state for a dialect: its name, but nothing for the default one."""
+    """Return the name that requests, stream entries and stored rows state for a dialect.
+
+    It is None for the default dialect, which is never stated.
+    """
     return None if name == DEFAULT else name
 
 
 def read_dialect(value: object, where: str) -> str:
-    """Return the name of the dialect that a request states; the default one if it states none.
+    """Return the name of the dialect of a request; the default one if the request states none.
 
     Raises
     ------
@@ -103,7 +106,10 @@ def _load(name: str, where: str) -> Dialect:
 
 @cache
 def _load_others() -> None:
-    """Register the dialects of other packages. One that fails to load is logged and left out: it must not stop the others."""
+    """Register the dialects of other packages.
+
+    A dialect that fails to load is logged and skipped, so that it does not stop the others.
+    """
     from importlib.metadata import (
         entry_points,
     )  # a search needs no other dialect, so its worker need not import this

@@ -1,4 +1,4 @@
-"""Readers of single fields, shared by both kinds of message."""
+"""Check single fields of requests and answers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from tlp_client.errors import (
 
 FORMAT = 1
 
-#: request header: seconds the client will wait, so that nothing is computed for nobody
+#: Request header: seconds until the client gives up. The server then drops the request.
 DEADLINE_HEADER = "tlp-deadline-s"
 
-#: request header: who asks; requests of different clients are served in turn
+#: Request header: name of the client, for fair queueing.
 CLIENT_HEADER = "tlp-client"
 
-#: request header: candidates of the body, so that a server that is full need not decode it
+#: Request header: number of candidates in the body, so that a full server can refuse it without decoding it.
 CANDIDATES_HEADER = "tlp-candidates"
 
-#: request header: candidates that the client did not have to ask for since its last request, for the metrics
+#: Request header: number of candidates the client served from its cache since its last request, for the
+#: metrics.
 CACHED_HEADER = "tlp-cached"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
@@ -73,7 +74,7 @@ def read_head(document: object, allowed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read_on_invalid(fields: dict[str, Any]) -> bool:
-    """Return whether invalid parts are reported one by one; by default a single one refuses the request.
+    """Return whether invalid parts are reported individually; by default one refuses the whole request.
 
     Raises
     ------
@@ -104,7 +105,7 @@ def read_object(value: object, where: str, allowed: tuple[str, ...]) -> dict[str
 
 
 def read_text(value: object, where: str, max_length: int) -> str:
-    """Return a string that is not blank and of at most `max_length` characters."""
+    """Return a string after checking that it is not blank and has at most `max_length` characters."""
     if not isinstance(value, str) or not is_text(value) or not value.strip() or len(value) > max_length:
         raise InvalidRequest(
             f"{where}: a string of 1 to {max_length} characters is needed, not {shown(value)}"
@@ -113,7 +114,7 @@ def read_text(value: object, where: str, max_length: int) -> str:
 
 
 def decode_answer(body: bytes) -> dict[str, Any]:
-    """Return the object that the service answered with; `BadAnswer` where it is none of this format."""
+    """Return the decoded answer of the service; raise `BadAnswer` if it does not have this format."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -126,7 +127,7 @@ def decode_answer(body: bytes) -> dict[str, Any]:
 
 
 def read_errors(errors: object, key: str) -> dict[int, str]:
-    """Return position -> error of an answer's list of errors."""
+    """Return a dict from position to error, from the list of errors in an answer."""
     if not isinstance(errors, list):
         return {}
     return {e[key]: str(e.get("error")) for e in errors if isinstance(e, dict) and type(e.get(key)) is int}

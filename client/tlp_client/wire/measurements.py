@@ -1,4 +1,4 @@
-"""The measurement message: records in, an account of what is kept out."""
+"""Measurement requests and their answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tlp_client.wire.fields import (
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A record, the id under which it is kept once, and its position in the request."""
+    """A record, its id for deduplication, and its position in the request."""
 
     id: str
     record: Record
@@ -33,7 +33,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementRequest:
-    """Measured records, and who measured them with which version."""
+    """Measured records, with the worker that measured them and the model version that scored them."""
 
     worker: str
     platform: str | None
@@ -46,16 +46,16 @@ class MeasurementRequest:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementAnswer:
-    """What became of a measurement request.
+    """The answer to a measurement request.
 
     Parameters
     ----------
     accepted : int
-        Records that are now kept.
+        Number of records that the service now stores.
     duplicates : int
-        Records whose id was kept already.
+        Number of records whose id was stored already.
     rejected : dict
-        Position of a refused record -> why.
+        Reason for each refused record, by position.
     """
 
     accepted: int
@@ -64,10 +64,10 @@ class MeasurementAnswer:
 
 
 def measurement_id(record: Record, platform: str | None) -> str:
-    """Return an id made of the contents of a record and its platform.
+    """Return the id of a measurement: a hash of its record and platform.
 
-    However a record reaches the service, and however often, it is kept once: costs and time stamp tell two runs of one
-    candidate apart. The ids of two dialects differ even where their lines are equal.
+    The service deduplicates records by this id. Two runs of one candidate get different ids, because their
+    costs and timestamps differ. Records of two dialects get different ids even if their lines are equal.
     """
     stated = stated_name(record.task.dialect)
     parts = [str(platform), *([] if stated is None else [stated]), record.to_line()]
@@ -109,7 +109,8 @@ def decode_measurement_answer(body: bytes, records: int) -> MeasurementAnswer:
     Raises
     ------
     BadAnswer
-        If it does not account for each record once: as accepted, as a duplicate, or as rejected at its position.
+        If it does not account for each record exactly once: as accepted, duplicate, or rejected at its
+        position.
     """
     answer = decode_answer(body)
     accepted, duplicates, rejected = answer.get("accepted"), answer.get("duplicates"), answer.get("rejected")
@@ -130,20 +131,21 @@ def decode_measurement_answer(body: bytes, records: int) -> MeasurementAnswer:
 def read_measurements(
     document: object, read: Callable[[Any, str], Record] = read_record
 ) -> MeasurementRequest:
-    """Check a measurement request that a JSON parser has read.
+    """Check a parsed JSON measurement request.
 
     Parameters
     ----------
     document : object
-        What the parser made of it.
+        Request as a JSON parser returns it.
     read : callable
-        Returns the record of an entry, given that and the dialect, or raises `InvalidInput`; for records that are still text.
+        Converts an entry's ``record`` to a `Record`, given the dialect, or raises `InvalidInput`. Replace it
+        for records that are still text.
 
     Raises
     ------
     InvalidRequest
-        If it breaks the wire format; the message names the record. `UnknownFormat`, `UnknownField` and `Unsupported` if
-        another server may accept it.
+        If it breaks the wire format; the message names the record. If another release may accept the request,
+        the subclass `UnknownFormat`, `UnknownField` or `Unsupported`.
     """
     reader = MeasurementReader(document, read)
     measurements = reader.read(reader.entries)
@@ -160,21 +162,21 @@ def read_measurements(
 
 
 class MeasurementReader:
-    """Checks a measurement request in portions; see `read_measurements`, which does so in one go.
+    """Checks a measurement request in portions; `read_measurements` checks it at once.
 
     Parameters
     ----------
     document : object
-        What a JSON parser made of the request. The entries need not have been decoded yet.
+        Request as a JSON parser returns it. The entries may still be undecoded.
     read : callable
-        Returns the record of an entry, given that and the dialect, or raises `InvalidInput`.
+        Converts an entry's ``record`` to a `Record`, given the dialect, or raises `InvalidInput`.
 
     Attributes
     ----------
     entries : list
         The entries of ``records``.
     errors : list of (int, str)
-        Position and fault of each invalid entry that was read so far.
+        Position and error of each invalid entry read so far.
 
     Raises
     ------
@@ -196,7 +198,7 @@ class MeasurementReader:
         self.worker = worker
         self.platform = read_name(fields.get("platform"), "platform")
         self.version = read_name(fields.get("version"), "version")
-        # One for all records, as worker and version are: one tuner has measured them.
+        # All records share one dialect, as they share worker and version, because one tuner measured them.
         self.dialect = read_dialect(fields.get("dialect"), "dialect")
         self._read = read
         self._position = 0
@@ -204,7 +206,7 @@ class MeasurementReader:
         self._first_use: dict[str, int] = {}
 
     def read(self, entries: Iterable[object]) -> list[Measurement]:
-        """Return the measurements of the next entries; what is wrong with the others goes to `errors`.
+        """Return the valid measurements among the next entries, and add the errors of the others to `errors`.
 
         Raises
         ------
@@ -222,14 +224,15 @@ class MeasurementReader:
                     raise InvalidRequest(f"id {measurement.id!r} is that of records[{used}], too")
                 found.append(measurement)
             except UnknownField as error:
-                # Of the wire format, not of this record: the others have it too, and a later server takes them all.
+                # An unknown field concerns the wire format, not this record: a later server may accept the
+                # whole request.
                 raise UnknownField(f"records[{position}]: {error}") from None
             except InvalidInput as error:
                 self.errors.append((position, f"records[{position}]: {error}"))
         return found
 
     def check(self) -> None:
-        """Raise `InvalidRequest` where an entry was invalid and the request does not ask for errors by record."""
+        """Raise `InvalidRequest` if an entry was invalid and ``on_invalid`` is not ``report``."""
         if self.errors and not self.report_invalid:
             raise InvalidRequest(self.errors[0][1])
 
@@ -244,7 +247,7 @@ class MeasurementReader:
 
 
 def check_measured(record: Record) -> None:
-    """Raise `InvalidRequest` where a record says that it succeeded with costs that no run can have."""
+    """Raise `InvalidRequest` if a record reports success with implausible costs."""
     if record.error_no == 0 and not record.is_valid:
         raise InvalidRequest(
             f"r[0]: the costs of a successful run are one or more numbers from 1e-9 to 1e9 seconds, "

@@ -1,4 +1,4 @@
-"""The predict message: distinct primitives and candidates in, scores out."""
+"""Predict requests and their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tlp_client.wire.fields import (
     read_text,
 )
 
-#: Largest 32-bit float; tuners keep scores in 32 bits.
+#: Maximum score: the largest 32-bit float, because tuners store scores in 32 bits.
 _MAX_SCORE = 3.4028234663852886e38
 
 
@@ -43,9 +43,9 @@ class ScoreRequest(ABC):
     target : str
         Target of the task, as TVM writes it.
     platform : str or None
-        Hardware the candidates are for; None leaves it to the target.
+        Name of the target hardware. With None, the service infers it from the target.
     version : str or None
-        Model version to score with; None for the one that is served.
+        Model version to score with; None for the active one.
     report_invalid : bool
         Whether an invalid candidate gets an error of its own instead of refusing the request.
     errors : dict
@@ -110,7 +110,7 @@ class PredictAnswer:
 def index_primitives(
     candidates: Iterable[Sequence[Primitive]],
 ) -> tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the distinct primitives of candidates, and `indices` and `lengths` as `PredictRequest` has them."""
+    """Return the distinct primitives of candidates, with `indices` and `lengths` of `PredictRequest`."""
     known: dict[Primitive, int] = {}
     indexed = [[known.setdefault(p, len(known)) for p in candidate] for candidate in candidates]
     return list(known), *_flatten(indexed)
@@ -122,7 +122,7 @@ def request_of(
     platform: str | None = None,
     version: str | None = None,
 ) -> PredictRequest:
-    """Return the request that asks for the scores of a task's candidates, each invalid one with an error of its own."""
+    """Return a request for the scores of a task's candidates that reports invalid ones individually."""
     primitives, indices, lengths = index_primitives(candidates)
     return PredictRequest(
         workload_key=task.workload_key,
@@ -150,7 +150,7 @@ def encode_predict(
     Parameters
     ----------
     primitives : sequence of str
-        The distinct primitives as JSON text, as they stand in a record.
+        The distinct primitives as JSON text, as in a record.
     candidates : sequence of sequences of int
         Indices into `primitives`.
     """
@@ -182,7 +182,7 @@ def decode_predict_answer(body: bytes, candidates: int) -> PredictAnswer:
         found = len(scores) if isinstance(scores, list) else "no"
         raise BadAnswer(f"asked for {candidates} scores, the answer has {found}")
     for position, score in enumerate(scores):
-        # Compared without conversion, since an integer of 310 digits does not fit a float. A NaN fails the comparison.
+        # Compare without conversion: an integer of 310 digits does not fit a float. NaN fails the comparison.
         if score is not None and not (type(score) in (float, int) and -_MAX_SCORE <= score <= _MAX_SCORE):
             raise BadAnswer(
                 f"scores[{position}]: expected a number that fits 32 bits or null, got {shown(score)}"
@@ -194,7 +194,7 @@ def decode_predict_answer(body: bytes, candidates: int) -> PredictAnswer:
 
 
 def read_predict(document: object) -> PredictRequest:
-    """Check a predict request that a JSON parser has read.
+    """Check a parsed JSON predict request.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def read_predict(document: object) -> PredictRequest:
 
 _Indexed = tuple[list[Primitive], npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, str]]
 
-#: Stands in for an invalid primitive. No candidate that is scored refers to it.
+#: Placeholder of an invalid primitive. Candidates that contain it are not scored.
 _PLACEHOLDER = Primitive("", ())
 
 
@@ -266,7 +266,7 @@ def _read_indexed(dialect: Dialect, steps: object, candidates: list[Any]) -> _In
             if not flat or (indices.min() >= 0 and indices.max() < len(primitives)):
                 lengths = np.fromiter(map(len, candidates), dtype=np.int64, count=len(candidates))
                 return primitives, indices, lengths, {}
-    # Something is wrong somewhere: look at each candidate by itself.
+    # At least one candidate is invalid, so check each one separately.
     good: list[list[int]] = []
     errors: dict[int, str] = {}
     for position, candidate in enumerate(candidates):
@@ -284,7 +284,7 @@ def _without_too_large(
     lengths: npt.NDArray[np.int64],
     errors: dict[int, str],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Remove candidates with too many primitives or sizes from indices and lengths, and add an error for each."""
+    """Remove candidates with too many primitives or sizes, and add an error for each."""
     longest = int(lengths.max())
     if longest <= dialect.max_steps and longest * dialect.max_sizes_of_step <= dialect.max_sizes:
         return indices, lengths  # the case of nearly all requests

@@ -1,10 +1,11 @@
-"""Answers other than 200: the status of every fault, in one place.
+"""Error answers: the status of every fault.
 
-Every such answer is ``{"error": "<what and where>", "code": "<for programs>"}``. The readers of the wire format raise
-`tlp_client.errors.InvalidRequest`, which is answered as `InvalidBody` with its own code.
+Every such answer is ``{"error": "<what and where>", "code": "<for programs>"}``. The readers of the wire
+format raise `tlp_client.errors.InvalidRequest`, which is answered as `InvalidBody` with its own code.
 
-``invalid`` and ``malformed`` mean that the request is wrong for every server. ``unknown_format``, ``unknown_field`` and
-``unsupported`` mean that this server does not accept the request, and that another server or release may.
+``invalid`` and ``malformed`` mean that the request is wrong for every server. ``unknown_format``,
+``unknown_field`` and ``unsupported`` mean that this server does not accept the request, and that another
+server or release may.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class MalformedBody(RequestFault):
 
 
 class NotAuthorized(RequestFault):
-    """The admin key is missing or another."""
+    """The admin key is missing or wrong."""
 
     code = "not_authorized"
 
@@ -41,13 +42,13 @@ class NotAllowed(RequestFault):
 
 
 class BodyTooLarge(RequestFault):
-    """More bytes or candidates than one request may hold."""
+    """The request exceeds the maximum number of bytes or candidates."""
 
     code = "too_large"
 
 
 class ClientGone(RequestFault):
-    """The client closed its connection before it was answered; seen only in the metrics."""
+    """The client closed its connection before the answer; visible only in the metrics."""
 
     code = "client_gone"
 
@@ -71,5 +72,5 @@ STATUS: dict[type[RequestFault], int] = {
 
 
 def status_of(kind: type[RequestFault]) -> int:
-    """Return the status of a kind of fault; 500 for one that has none of its own."""
+    """Return the status of a kind of fault; 500 if it has no own status."""
     return next((STATUS[one] for one in kind.__mro__ if one in STATUS), 500)

@@ -32,9 +32,9 @@ from tlp_service.versions.hints import listen
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the start waits for the settings of the Redis server. The server can score without Redis.
+#: Maximum seconds that the start waits for the Redis server's settings. The server can score without Redis.
 _WEAKNESSES_WAIT_S = 2.0
-#: Seconds until the next try, when the Redis server could not be asked.
+#: Seconds until the next attempt to read the Redis server's settings.
 _WEAKNESSES_RETRY_S = 5.0
 
 
@@ -101,7 +101,7 @@ def _error(status_code: int, message: str, code: str, headers: dict[str, str] | 
     return Response(body, status_code, headers, media_type="application/json")
 
 
-# Coroutines, though they wait for nothing: Starlette would run functions in its pool of threads.
+# These are coroutines although they never await, because Starlette runs plain functions in a thread pool.
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFault)
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
@@ -126,7 +126,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 
 async def _answer_unexpected(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback; the caller gets no inner detail.
+    # Starlette logs the traceback, and the client gets no internal details.
     return _error(
         500, f"{request.method} {request.url.path}: an unexpected error, see the server's log", "internal"
     )
@@ -150,7 +150,7 @@ class RequestMetrics:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; label it by its route, never by the path that a caller made up."""
+        """Handle a request, and count it by its route, because paths are chosen by callers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -168,7 +168,7 @@ class RequestMetrics:
         try:
             await self._app(scope, receive, watched_send)
         except asyncio.CancelledError:
-            # The grace time of a stopping server is over; who waits shall hear of it.
+            # The grace period of a stopping server is over: answer the waiting client.
             if has_started:
                 raise
             await _error(503, "the server is stopping", "not_ready")(scope, receive, watched_send)

@@ -1,4 +1,4 @@
-"""Request bodies: bounded, decompressed, decoded; each fault with its status."""
+"""Reading of request bodies: bounds, decompression and decoding."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from tlp_service.errors import DeadlinePassed, QueueFull
 
 T = TypeVar("T")
 
-#: A body over the limit is read on to its end up to here, so that a client that sends before it listens
-#: gets its 413 instead of a reset connection.
+#: Maximum bytes that are read of a body over the limit. A client that sends its whole body before it reads
+#: thus gets the 413 instead of a reset connection.
 _DRAINED_BYTES = 512 << 20
 
-#: The largest body that is parsed once more to find what is wrong with it.
+#: Maximum bytes of an invalid body that is parsed a second time for a better error message.
 _READ_TWICE_BYTES = 1 << 20
 
-#: Seconds in which some more of a body has to come, and by which it may fall behind the least rate.
+#: Maximum seconds between two chunks of a body, and maximum seconds by which it may lag behind the minimum
+#: rate.
 _PATIENCE_S = 30
 _MIN_BYTES_PER_S = 1 << 20
 
-#: Members of a gzip stream. Writers of blocks, such as bgzip, make one per 64 KiB. An empty member takes as long as 40 kB of data.
+#: Maximum number of members of a gzip stream. Block writers, such as bgzip, write one per 64 KiB. An empty
+#: member takes as long as 40 kB of data.
 _MAX_GZIP_MEMBERS = 1024
 
 
@@ -46,9 +48,9 @@ async def read_body(
     Raises
     ------
     DeadlinePassed
-        If it is not there after `deadline_s` seconds.
+        If the body is not complete after `deadline_s` seconds.
     BodyTooLarge
-        If it is larger than `limit` bytes as sent or as decompressed.
+        If the body is larger than `limit` bytes, as sent or decompressed.
     QueueFull
         If the bodies of other requests leave no memory for it.
     MalformedBody
@@ -73,7 +75,7 @@ async def read_body(
                 break
             body.add(chunk)
     except TimeoutError:
-        if left <= patience:  # not by the clock, for the loop's timer may be a little early
+        if left <= patience:  # do not compare with the clock: the timer of the loop may fire a little early
             raise DeadlinePassed("the deadline passed before the body was whole") from None
         raise MalformedBody(f"body: it came too slowly, or nothing of it for {_PATIENCE_S} s") from None
     except ClientDisconnect:
@@ -82,16 +84,18 @@ async def read_body(
 
 
 class _Body:
-    """What has come of a body. The rest of one that is refused is read for a while, so that the client reads the answer.
+    """The received part of a body.
+
+    The rest of a refused body is read up to a limit, so that the client reads the answer.
 
     Parameters
     ----------
     limit : int
         Maximum bytes, as sent and as decompressed.
     memory : Reservation
-        Grows with the body.
+        Memory reservation of the request, which grows with the body.
     inflate : _Inflater or None
-        Decompresses it.
+        Decompressor; None if the body is not compressed.
     """
 
     def __init__(self, limit: int, memory: Reservation, inflate: _Inflater | None) -> None:
@@ -109,7 +113,7 @@ class _Body:
         return self.received > _DRAINED_BYTES and (self._is_too_large or self._has_no_room)
 
     def add(self, chunk: bytes) -> None:
-        """Take what came; the first chunk over a limit drops all of the body."""
+        """Add a chunk; the first chunk over a limit drops the whole body."""
         self.received += len(chunk)
         if self._is_too_large or self._has_no_room:
             return
@@ -123,7 +127,7 @@ class _Body:
             self._memory.release()
 
     def whole(self) -> bytes:
-        """Return the body, or raise the reason for which it is refused."""
+        """Return the complete body, or raise the error with which it is refused."""
         if self._is_too_large:
             raise BodyTooLarge(f"body: larger than the {self._limit} bytes that one request may hold")
         if self._has_no_room:
@@ -134,15 +138,15 @@ class _Body:
 
 
 async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Return the answer to a request whose body was read, unless the client goes away meanwhile.
+    """Return the answer to a request, unless the client disconnects first. Its body must have been read.
 
     Raises
     ------
     ClientGone
-        If it does; `answer` is cancelled.
+        If the client disconnects; `answer` is then cancelled.
     """
     answering = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(request.receive())  # after the body nothing else comes
+    leaving = asyncio.ensure_future(request.receive())  # after the body, only the disconnect can follow
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
@@ -151,14 +155,14 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
     finally:
         answering.cancel()
         leaving.cancel()
-        # What they end with is nobody's any more, but somebody has to have looked at it.
+        # Retrieve their exceptions, because asyncio logs those that are never retrieved.
         await asyncio.gather(answering, leaving, return_exceptions=True)
         # An exception refers to this frame, and these variables refer to the exception: break the cycle.
         del answering, leaving, answer
 
 
 class _Inflater:
-    """Decompresses a gzip stream that comes in chunks; like gunzip it reads members one after the other."""
+    """Decompresses a gzip stream in chunks. Like gunzip, it reads all members of the stream."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
@@ -170,7 +174,7 @@ class _Inflater:
         return self._member.eof
 
     def feed(self, chunk: bytes, room: int) -> bytes:
-        """Return what a chunk holds, at most some `room` bytes."""
+        """Return the decompressed chunk, about `room` bytes at most."""
         parts: list[bytes] = []
         try:
             while chunk and room > 0:
@@ -178,7 +182,8 @@ class _Inflater:
                     self._members += 1
                     if self._members > _MAX_GZIP_MEMBERS:
                         raise MalformedBody(
-                            f"body: expected a gzip stream of at most {_MAX_GZIP_MEMBERS} members, got more; compress it as a whole"
+                            f"body: expected at most {_MAX_GZIP_MEMBERS} members of gzip, got more; "
+                            "compress it as a whole"
                         )
                     self._member = zlib.decompressobj(wbits=31)
                 parts.append(self._member.decompress(chunk, room))
@@ -191,7 +196,7 @@ class _Inflater:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Switch garbage collection off: a decoder makes no garbage, and a collection takes longer than decoding."""
+    """Disable garbage collection: decoding creates no garbage, and a collection would take longer."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -202,10 +207,11 @@ def _no_collection() -> Iterator[None]:
 
 
 def decode_json(body: bytes) -> Any:
-    """Return what a JSON body holds.
+    """Return the decoded JSON body.
 
-    ``NaN``, ``Infinity`` and ``1e400``, which are no JSON but which many writers produce, decode to floats, so that
-    the reader of the field can say where they stand; not in bodies above 1 MiB, which would take seconds.
+    ``NaN``, ``Infinity`` and ``1e400`` are not JSON, but many writers produce them. They are decoded to
+    floats, so that the error of the field's reader can name their place. Bodies above 1 MiB are excepted,
+    because that would take seconds.
 
     Raises
     ------
@@ -233,7 +239,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def check_count(document: Any, field: str, limit: int) -> None:
-    """Raise `BodyTooLarge` where a list of the body holds more than `limit` elements."""
+    """Raise `BodyTooLarge` if a list of the body has more than `limit` elements."""
     elements = document.get(field) if isinstance(document, dict) else None
     if isinstance(elements, list) and len(elements) > limit:
         raise BodyTooLarge(f"{field}: {len(elements)} are more than the {limit} that one request may hold")

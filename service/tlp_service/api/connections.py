@@ -1,4 +1,4 @@
-"""Limits on the open connections of a server: their number, their memory, and how long each waits for its client."""
+"""Limits on the open connections of a server: their number, memory, and time to wait for clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tlp_service.api.protocol import HttpProtocol
 
-#: Upper bound on open connections, whatever the operating system allows. An open connection takes about 10 kB.
+#: Upper bound on open connections, whatever the operating system allows. An open connection takes about 10
+#: kB.
 _MAX_CONNECTIONS = 4096
 #: File descriptors that are reserved for Redis, model files and child processes.
 _RESERVED_DESCRIPTORS = 96
@@ -48,14 +49,14 @@ class ConnectionLimits:
 
 
 class Connections:
-    """Admits connections, and closes those whose client keeps the server waiting. Only the event loop uses it.
+    """Admits connections, and closes those of slow clients. Used by the event loop only.
 
     Parameters
     ----------
     limits : ConnectionLimits
-        The bounds.
+        Limits on connections.
     clock : callable
-        Seconds, monotonic.
+        Returns the current time in seconds; must be monotonic.
     """
 
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,8 +72,8 @@ class Connections:
     def admit(self, connection: HttpProtocol, everyone: Collection[HttpProtocol]) -> bool:
         """Return whether there is room for a new connection; close an idle one if that makes room.
 
-        Connections without any request so far are closed before kept-alive ones, and among each the one that has
-        been idle for longest.
+        Connections without any request so far are closed before kept-alive ones, and among each the one that
+        has been idle for longest.
         """
         if len(everyone) <= self.limits.max_connections:  # the new one is among them
             return True
@@ -86,7 +87,10 @@ class Connections:
         return True
 
     def hold(self, connection: HttpProtocol) -> None:
-        """Start counting what a connection buffers; while all buffer too much, abort the one that stalled longest ago."""
+        """Start counting the bytes that a connection buffers.
+
+        While the sum over all connections is too large, abort the one that has been stalled for longest.
+        """
         self._holding.add(connection)
         now = self.clock()
         while len(self._holding) > 1 and self.held_bytes > self.limits.max_held_bytes:
@@ -95,7 +99,7 @@ class Connections:
             min(self._holding, key=lambda other: other.stalled_since).abort()
 
     def release(self, connection: HttpProtocol) -> None:
-        """Stop counting what a connection buffers."""
+        """Stop counting the bytes that a connection buffers."""
         self._holding.discard(connection)
 
     def sweep(self, everyone: Iterable[HttpProtocol]) -> None:

@@ -1,6 +1,7 @@
 """Estimates the memory of a decoded JSON body before it is decoded, and bounds it.
 
-The size of a body says little: ``[[[[1]]]]`` takes 38 times as many bytes once decoded. A call of the decoder holds the GIL.
+The size of a body says little: ``[[[[1]]]]`` takes 38 times as many bytes once decoded. A call of the decoder
+holds the GIL.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from traceback import clear_frames
 
 from tlp_service.api.answers import BodyTooLarge
 
-#: Bytes of objects in CPython 3.11, measured: a list with its first elements, a dict with its first keys, one more
-#: element that is a number, and half a string (each string has two quotes).
+#: Bytes of objects in CPython 3.11, measured: a list with its first elements, a dict with its first keys, one
+#: more element that is a number, and half a string (each string has two quotes).
 _LIST, _OBJECT, _ELEMENT, _QUOTE = 96, 192, 36, 34
 #: Bytes per character of a string that is not ASCII, and of one that is.
 _CHARACTER, _ASCII_CHARACTER = 4, 1
@@ -51,8 +52,8 @@ _SMALL_BODY = 1 << 20
 class DecodeMemory:
     """Bounds the memory of large bodies that are decoded at the same time, over all threads.
 
-    A thread that needs more waits until others have released enough. While it holds memory, a thread must only compute:
-    if it waited for another thread, both could wait for ever.
+    A thread that needs more waits until others have released enough. While it holds memory, a thread must
+    only compute: if it waited for another thread, both could wait for ever.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 """What the OpenAPI document says of the routes: bodies, answers, examples.
 
-The hot routes read raw bytes, so these models only describe; a test holds them against the wire format's golden files.
+The hot routes read raw bytes, so these models only describe; a test holds them against the wire format's
+golden files.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class CandidateError(_Document):
 
 
 class ScoresDocument(_Document):
-    """One score a candidate, in order; null for an invalid one. Higher is faster."""
+    """One score per candidate, in order; null for an invalid one. Higher is faster."""
 
     format: int
     model: str
@@ -286,11 +287,14 @@ def _admin(answer: type[BaseModel], *statuses: int, body: type[BaseModel] | None
 
 #: Status -> description of its codes, for statuses with several.
 _CODES = {
-    400: "`malformed`: the body is not JSON, or incomplete. `content_type`, `unsupported`: this server does not read bodies of this type or encoding.",
+    400: "`malformed`: the body is not JSON, or incomplete. `content_type`, `unsupported`: this server "
+    "does not read bodies of this type or encoding.",
     404: "`unknown_version`, `unknown_platform`: this server does not have it. `http`: there is no such route.",
     409: "`version_gone`: the version is no longer loaded. `version_refused`: the version must not serve.",
-    422: "`invalid`: the request is wrong for every server; the error names the place. `unknown_format`: the request has another wire format. `unknown_field`: it has a field that "
-    "this server does not know. `unsupported`: it has a value that this server does not know. Another release may accept the last three.",
+    422: "`invalid`: the request is wrong for every server; the error names the place. "
+    "`unknown_format`: the request has another wire format. `unknown_field`: it has a field that "
+    "this server does not know. `unsupported`: it has a value that this server does not know. "
+    "Another release may accept the last three.",
 }
 
 

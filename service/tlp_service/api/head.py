@@ -33,19 +33,19 @@ def content_type(request: Request, accepted: Sequence[str]) -> str:
 
 
 def read_client(request: Request) -> str:
-    """Return who asks, in whose name a request waits: as the client says, else its address.
+    """Return the client's name for fair queueing: the stated one, or else its address.
 
     Raises
     ------
     InvalidRequest
-        If what it says is no name.
+        If the stated name is not valid.
     """
     stated = read_name(request.headers.get(CLIENT_HEADER), f"header {CLIENT_HEADER}")
     return stated or (request.client.host if request.client else "")
 
 
 def read_query(request: Request, allowed: Sequence[str]) -> dict[str, str | None]:
-    """Return the query parameters, all of which are names; None for one that is allowed and not given.
+    """Return the query parameters, all of which are names; None for each one that is not given.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """Reads the body of a measurement request into entries for the stream, in steps.
 
-Between two steps others get their turn, and a request whose client has left ends. So nothing is held then but what `Reservation`
-counts: the body, and the entries that were made of it so far.
+Between two steps, other requests get their turn, and a request whose client has left is dropped. At these
+points a request therefore holds only memory that `Reservation` counts: the body, and the entries made from it
+so far.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from tlp_service.scheduling.steps import Steps
 from tlp_service.versions.choice import contradiction
 from tlp_service.versions.manifest import Manifest
 
-#: The name that begins each record.
+#: Field name in a body that precedes each record; its count bounds the number of records.
 _RECORD = b'"record"'
-#: Bytes that an id may have in a body; one of more is no name, for all of whose characters may be escaped.
+#: Maximum bytes of an id in a body. A longer one cannot be a name, even if all its characters are escaped.
 _MAX_ID_BYTES = 1024
-#: Bytes of the records of one step, and units of work (see `tlp_service.scheduling.steps`) of each of these bytes and of each record.
-#: A byte of a primitive that was not seen before is the one that takes longest.
+#: Bytes of the records of one step, and units of work (see `tlp_service.scheduling.steps`) of each of these
+#: bytes and of each record. Bytes of new primitives take the longest.
 _STEP_BYTES, _BYTE_COST, _RECORD_COST = 8 << 10, 8, 750
 #: Bytes of an entry of a body before it is read, and of one for the stream beside its texts.
 _UNREAD_BYTES, _ENTRY_BYTES = 160, 256
-#: Bytes of a request that are counted at a time.
+#: Granularity in bytes with which the memory of a request is counted.
 _COUNTED_BYTES = 64 << 10
 
 
 class _Unread(msgspec.Struct, forbid_unknown_fields=True):
-    """One entry of a body that is still text."""
+    """An entry of a body whose fields are still JSON text."""
 
     id: msgspec.Raw
     record: msgspec.Raw
@@ -57,22 +58,22 @@ class _Unread(msgspec.Struct, forbid_unknown_fields=True):
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRIES = msgspec.json.Decoder(list[_Unread])
 
-#: By dialect, shared by all requests.
+#: Parsers of record lines by dialect, shared by all requests.
 _lines: dict[str, RecordLines] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRecords:
-    """A request on its way into the stream.
+    """The checked records of a request, ready to be appended to the stream.
 
     Parameters
     ----------
     entries : list of Entry
-        What to append.
+        Entries to append.
     are_valid : list of bool
         Whether each entry's run succeeded.
     errors : list of (int, str)
-        Position in the request and fault of each record that is refused.
+        Position in the request and error of each refused record.
     """
 
     entries: list[Entry]
@@ -88,16 +89,16 @@ def prepare_in_steps(
     body: bytes,
     query: dict[str, str | None],
 ) -> Steps[CheckedRecords]:
-    """Make entries for the stream of a body, in steps that each take a bounded time.
+    """Convert a body to entries for the stream, in steps of bounded time.
 
     Parameters
     ----------
     memory : Reservation
         The memory of the request, in which the body is counted already.
     limit : int
-        Records that a request may have.
+        Maximum number of records of a request.
     manifest : Manifest
-        Of the version that serves: it tells which platforms contradict which targets.
+        Manifest of the serving version. It determines which platforms contradict which targets.
     kind : str
         Media type of the body.
     query : dict
@@ -115,7 +116,7 @@ def prepare_in_steps(
 
 
 class _Taken:
-    """The entries that were made so far of the records of one request."""
+    """Collects the entries made from the records of one request."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class _Taken:
         self._nbytes = self._counted = 0
 
     def add(self, measurements: Iterable[Measurement]) -> None:
-        """Make the entries of some measurements."""
+        """Add the entries of some measurements."""
         for measurement in measurements:
             target = measurement.record.task.target
             platform = self._platform or platform_kind(target)
@@ -155,7 +156,7 @@ class _Taken:
         return [(position, f"id {id_!r}: {message}") for position, id_, message in self.contradictions]
 
     def count(self, errors: int) -> None:
-        """Count what the entries take, and this many errors.
+        """Count the memory of the entries and of this many errors.
 
         Raises
         ------
@@ -186,7 +187,7 @@ def _read_log(
                 if isinstance(outcome, RefusedLine):
                     raise InvalidRequest(outcome.reason)
                 check_measured(outcome)
-                # The same log sent twice is kept once; so is a line that stands in it twice.
+                # Deduplicate logs that are sent twice, and lines that occur twice in a log.
                 id_ = measurement_id(outcome, platform)
                 if id_ not in ids:
                     ids.add(id_)
@@ -220,7 +221,7 @@ def _read_json(memory: Reservation, limit: int, manifest: Manifest, body: bytes)
 
 
 def _open(memory: Reservation, limit: int, body: bytes) -> tuple[MeasurementReader, list[int]]:
-    """Return what reads the entries of a request, and the bytes of each."""
+    """Return the reader of the entries of a request, and the bytes of each entry."""
     decoding = memory.decoding
     with decoding.hold_at_most(body):
         if body.count(_RECORD) <= limit:
@@ -230,7 +231,7 @@ def _open(memory: Reservation, limit: int, body: bytes) -> tuple[MeasurementRead
                 reader = MeasurementReader(document, _read_text)
                 memory.need(_UNREAD_BYTES * len(reader.entries))
                 return reader, [len(memoryview(entry.record)) for entry in reader.entries]
-        # What is wrong with it shows when it is read as a whole.
+        # The body is invalid or too large: decoding it as a whole finds the error.
         nbytes = decoded_bytes(body)
         decoding.check(nbytes)
         memory.need(nbytes)
@@ -241,10 +242,10 @@ def _open(memory: Reservation, limit: int, body: bytes) -> tuple[MeasurementRead
 
 
 def _decode_envelope(body: bytes, decoding: DecodeMemory) -> dict[str, Any]:
-    """Return a request whose records are still text, in the memory of its body."""
+    """Decode a request except for its records, which stay text in the memory of the body."""
     fields = _FIELDS.decode(body)
     records = fields.pop("records", None)
-    # A field that nobody knows may hold anything.
+    # An unknown field may hold any amount of JSON.
     decoding.check(sum(decoded_bytes(bytes(memoryview(raw))) for raw in fields.values()))
     document: dict[str, Any] = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
     if records is not None:
@@ -265,7 +266,7 @@ def _portions(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _as_object(entry: object) -> object:
-    """Return an entry as the reader of requests takes it."""
+    """Return an entry in the form that `MeasurementReader` expects."""
     if not isinstance(entry, _Unread):
         return entry
     id_ = bytes(memoryview(entry.id)[: _MAX_ID_BYTES + 1])

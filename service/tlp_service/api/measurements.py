@@ -18,19 +18,22 @@ from tlp_service.api.service import Caller, Service
 
 router = APIRouter()
 
-#: query parameters of a tuning log
+#: Query parameters of a tuning log.
 QUERY = ("worker", "platform", "version", "dialect")
 
-#: Refused records whose answer takes less time to encode than to hand to a thread.
+#: Maximum number of refused records whose answer is encoded on the event loop, which is faster than in a
+#: thread.
 _FEW_ERRORS = 1024
 
 
 @router.post("/v1/measurements", **documents.MEASUREMENTS)
 async def measure(request: Request) -> Response:
-    """Keep measured records. They are in the stream before this answers; an id is kept once.
+    """Store measured records.
 
-    A body of type ``application/x-ndjson`` is a tuning log; state worker and platform as query parameters. Its lines
-    that are no records are answered as rejected.
+    They are in the stream before the answer is sent. Records are deduplicated by id.
+
+    A body of type ``application/x-ndjson`` is a tuning log; state worker and platform as query parameters.
+    Lines that are not records are reported as rejected.
     """
     service: Service = request.app.state.service
     kind = content_type(request, (JSON, NDJSON))
@@ -39,7 +42,7 @@ async def measure(request: Request) -> Response:
     with service.bodies.reserve() as memory:
         body = await read_body(request, service.settings.max_body, memory)
         size = len(body)
-        memory.need(size)  # as it is encoded for the stream
+        memory.need(size)  # memory for the entries that are encoded for the stream
         manifest = service.engine.versions.serving.manifest
         limit = service.settings.max_candidates
         read = partial(prepare_in_steps, memory, limit, manifest, kind, body, query)
@@ -49,7 +52,7 @@ async def measure(request: Request) -> Response:
         prepared = await unless_gone(request, reading)
         del reading
         memory.shrink(size)
-        # From here on it is kept, whether the client waits for the answer or not.
+        # From here on the records are stored, even if the client disconnects.
         added = await service.stream.append(prepared.entries)
         _count(service, prepared, added)
         encode = partial(_encoded, prepared, len(added))

@@ -1,4 +1,4 @@
-"""How a request waits for a version that this server has not loaded yet."""
+"""Lets a request wait for a version that this server has not loaded yet."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from tlp_service.errors import DeadlinePassed, UnknownName, VersionGone
 
 T = TypeVar("T")
 
-#: Seconds that a request without a deadline waits for a version: the default deadline of the client.
+#: Maximum seconds that a request without a deadline waits for a version: the default deadline of the client.
 _WAIT_S = 10.0
 
 
 async def once_loaded(service: Service, caller: Caller, read: Callable[[], Awaitable[T]]) -> T:
-    """Return what `read` returns. If `read` needs a version that is about to be loaded, wait for it and call `read` again.
+    """Return the result of `read`.
 
-    All requests of a search round ask for the version of the round's first answer. Another server may have loaded that
-    version earlier than this one.
+    If `read` needs a version that is about to be loaded, wait for the version and call `read` again.
+
+    All requests of a search round ask for the version of the round's first answer. Another server may have
+    loaded that version earlier than this one.
 
     Parameters
     ----------

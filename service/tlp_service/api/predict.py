@@ -37,7 +37,7 @@ from tlp_service.scoring.scorer import PreparedRequest, Scored, Scorer
 
 router = APIRouter()
 
-#: query parameters of a tuning log
+#: Query parameters of a tuning log.
 QUERY = ("platform", "version", "dialect")
 
 #: Scores up to which encoding takes less time than handing the work to a thread.
@@ -53,8 +53,9 @@ FAULT_BYTES = 512
 async def predict(request: Request) -> Response:
     """Score candidate schedules of one task; higher is faster.
 
-    Scores are comparable only within one task and one model version. A body of type ``application/x-ndjson`` is a tuning
-    log: one score a record, each record under its own task; state the platform as a query parameter.
+    Scores are comparable only within one task and one model version. A body of type ``application/x-ndjson``
+    is a tuning log: one score per record, each record under its own task; state the platform as a query
+    parameter.
     """
     service: Service = request.app.state.service
     arrived = time.monotonic()
@@ -99,7 +100,8 @@ def _read_request(service: Service, memory: Reservation, body: bytes) -> Steps[P
         request = _decode_request(service, body)
     del body
     scorer = service.engine.versions.get(request.version)
-    # Counted until the request is answered. Only after the version is known: `once_loaded` may call this twice.
+    # Counted until the request is answered. Only after the version is known: `once_loaded` may call this
+    # twice.
     memory.need(CANDIDATE_BYTES * len(request.lengths) + request.indices.nbytes)
     _check_primitives(service, request)
     return (yield from scorer.prepare_in_steps(request))
@@ -152,7 +154,7 @@ async def _answer_log(
 
 
 async def _version(service: Service, version: str | None) -> Scorer:
-    """Return the version that scores all tasks of a log, even if another begins to serve meanwhile."""
+    """Return the version that scores all tasks of a log, even if another becomes active in the meantime."""
     return service.engine.versions.get(version)
 
 
@@ -172,7 +174,8 @@ def _prepare_tasks(
         requests.append(request)
     prepared = yield from scorer.prepare_all_in_steps(requests)
     for one in prepared:
-        # Only an unknown platform refuses all tasks. A target that contradicts the platform, or decides no network, refuses its task.
+        # Only an unknown platform refuses all tasks. A target that contradicts the platform, or decides no
+        # network, refuses its task.
         if isinstance(one, RequestFault) and one.code == "unknown_platform" and platform is not None:
             raise one
     return prepared
@@ -184,7 +187,10 @@ async def _score_tasks(
     memory: Reservation,
     tasks: list[PreparedRequest | InvalidBody | UnknownName],
 ) -> list[Scored | InvalidBody | UnknownName]:
-    """Return the scores of each task, or its error. All small tasks are one job; each of the others is a job of its own."""
+    """Return the scores of each task, or its error.
+
+    All small tasks are scored as one job, and each of the others as a separate job.
+    """
     executor = service.engine.executor
     works = [task.candidates for task in tasks if isinstance(task, PreparedRequest)]
     nbytes = sum(work.idle_bytes for work in works)

@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol with two bounds: one request per connection at a time, and a time limit on every wait.
 
-uvicorn starts each request that its parser finds, and resumes reading after each answer. A client that pipelines
-requests and does not read the answers could fill the memory. This class feeds the parser one request at a time. It
-pauses the socket and holds the bytes of the next request back until the answer is written.
+uvicorn starts each request that its parser finds, and resumes reading after each answer. A client that
+pipelines requests and does not read the answers could fill the memory. This class feeds the parser one
+request at a time. It pauses the socket and holds the bytes of the next request back until the answer is
+written.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tlp_service.api.connections import ConnectionLimits, Connections
 
 #: Bytes of one request before its body, or after it. Headers stay in memory until they are complete.
 _MAX_HEAD_BYTES = 64 << 10
-#: Minimum size of the slices in which the parser gets a body of unknown length. A slice ends where the body may end,
-#: so it can contain the end of the body and a few small requests after it.
+#: Minimum size of the slices in which the parser gets a body of unknown length. A slice ends where the body
+#: may end, so it can contain the end of the body and a few small requests after it.
 _CHUNKED_SLICE = 512
 #: Maximum size of such a slice: about a thousand chunks of one byte each.
 _MAX_CHUNKED_SLICE = 8 << 10
@@ -50,7 +51,10 @@ class _Flow(FlowControl):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. Its own errors (400, 408, 431, 503) have the same form as all others: ``{"error": …, "code": …}``."""
+    """One connection.
+
+    Its own errors (400, 408, 431, 503) have the same form as all others: ``{"error": …, "code": …}``.
+    """
 
     #: Shared by all connections of a server, see `protocol_of`.
     shared = Connections(ConnectionLimits())
@@ -110,7 +114,8 @@ class HttpProtocol(HttpToolsProtocol):
                 self._hold(data[at:])
                 return
             if self._chunks >= _CHUNKS_PER_TURN:
-                # A client that sends a byte in each chunk would keep the event loop for longer than all others together.
+                # A client that sends a byte in each chunk would keep the event loop for longer than all
+                # others together.
                 self._hold(data[at:])
                 self.loop.call_soon(self._go_on)
                 return
@@ -196,8 +201,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Ignore an offered upgrade and go on with HTTP/1.1; many clients offer HTTP/2.
 
-        The parser takes the body of such a request for bytes of the other protocol. So the body is not read, and the
-        connection ends after the answer.
+        The parser takes the body of such a request for bytes of the other protocol. So the body is not read,
+        and the connection ends after the answer.
         """
         if self._body_left != 0:
             self.cycle.keep_alive = False
@@ -251,7 +256,7 @@ class HttpProtocol(HttpToolsProtocol):
         return len(self._held) + self.transport.get_write_buffer_size()
 
     def note_progress(self, now: float) -> None:
-        """Note how many bytes of answers are unsent, and whether the client has read any since the last call."""
+        """Record the unsent bytes of answers, and whether the client has read any since the last call."""
         unsent = self.transport.get_write_buffer_size()
         if not unsent:
             self._unsent_since = None

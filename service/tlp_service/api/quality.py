@@ -14,9 +14,12 @@ router = APIRouter()
 
 @router.get("/v1/quality")
 async def quality(request: Request) -> dict[str, Any]:
-    """Tell how far scores are from what was measured: by platform and version, over the last 2,000 measurements of each.
+    """Report how well scores predict measurements, by platform and version.
 
-    Each measured candidate is scored by the version that its search used and by the serving one. Empty until something was measured.
+    The figures are over the last 2,000 measurements of each.
+
+    Each measured candidate is scored by the version that its search used and by the serving one. Empty until
+    something was measured.
     """
     service: Service = request.app.state.service
     return decode_quality(await service.stream.quality())

@@ -13,7 +13,8 @@ from tlp_service.api.head import read_client
 
 log = logging.getLogger(__name__)
 
-#: Token bucket of log lines: its capacity, and seconds per new token. A flood of refusals must not fill the disk.
+#: Token bucket of log lines: its capacity, and seconds per new token. A flood of refusals must not fill the
+#: disk.
 _BURST, _REFILL_S = 20, 10.0
 
 
@@ -33,7 +34,7 @@ class RefusalLog:
         self._unlogged = 0
 
     def note(self, request: Request, status: int, reason: str) -> None:
-        """Log a refusal: route, address, the name that the client states, and the reason; never the key that it sent."""
+        """Log the route, address, stated client name and reason of a refusal, but never the key."""
         now = self._clock()
         self._room = min(_BURST, self._room + (now - self._refilled_s) / _REFILL_S)
         self._refilled_s = now

@@ -1,4 +1,4 @@
-"""``/v1/registry``: which versions there are and which of them serves. For who has the admin key."""
+"""``/v1/registry``: list and activate versions. All routes need the admin key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @router.get("/v1/registry", **documents.REGISTRY)
 async def list_versions(request: Request) -> Response:
-    """List the versions that the registry holds, newest first, and those that served."""
+    """List the versions of the registry, newest first, and the history of active versions."""
     service = _authorized(request)
     held, journal = await _do(lambda: (service.engine.registry.versions(), service.engine.registry.journal()))
     return _answer({"versions": [_row(h) for h in held], **_state(service, journal)})
@@ -59,7 +59,7 @@ async def list_versions(request: Request) -> Response:
 
 @router.get("/v1/registry/diff", **documents.DIFF)
 async def diff(request: Request) -> Response:
-    """Say in what two versions differ: settings, records, figures."""
+    """Return the differences between two versions: settings, records and figures."""
     service = _authorized(request)
     query = read_query(request, ("a", "b"))
     one, other = query["a"], query["b"]
@@ -71,7 +71,7 @@ async def diff(request: Request) -> Response:
 
 @router.get("/v1/registry/{version}", **documents.VERSION)
 async def show(request: Request, version: str) -> Response:
-    """Show one version: its manifest, and its mark if it has one."""
+    """Return one version: its manifest, and its mark if it has one."""
     service = _authorized(request)
     held = await _do(partial(service.engine.registry.held, version))
     return _answer({**_row(held), "manifest": held.manifest})
@@ -79,7 +79,10 @@ async def show(request: Request, version: str) -> Response:
 
 @router.post("/v1/registry/activate", **documents.ACTIVATE)
 async def activate(request: Request) -> Response:
-    """Let a version serve. Servers load it in the background, and answer with the one before until it is warm."""
+    """Activate a version.
+
+    Servers load it in the background, and use the previous version until it is warmed up.
+    """
     service = _authorized(request)
     wanted = await _read(request, _Activate)
     by = read_client(request)
@@ -89,7 +92,7 @@ async def activate(request: Request) -> Response:
 
 @router.post("/v1/registry/rollback", **documents.ROLLBACK)
 async def rollback(request: Request) -> Response:
-    """Let the version serve that served before this one."""
+    """Roll back to the version that was active before."""
     service = _authorized(request)
     wanted = await _read(request, _Reason)
     return await _change(
@@ -99,7 +102,7 @@ async def rollback(request: Request) -> Response:
 
 @router.post("/v1/registry/prune", **documents.PRUNE)
 async def prune(request: Request) -> Response:
-    """Delete versions that are neither new, nor served lately."""
+    """Delete versions that are neither new nor recently active."""
     service = _authorized(request)
     wanted = await _read(request, _Prune)
     if wanted.keep < 0 or wanted.recent < 0:
@@ -124,7 +127,7 @@ def _authorized(request: Request) -> Service:
 
 
 async def _read(request: Request, form: type[T]) -> T:
-    """Return the body, an empty one as an empty object."""
+    """Return the decoded body; an empty body is an empty object."""
     service: Service = request.app.state.service
     with service.bodies.reserve() as memory:
         body = await read_body(request, _MAX_BYTES, memory)
@@ -136,7 +139,7 @@ async def _read(request: Request, form: type[T]) -> T:
 
 
 async def _do(operation: Callable[[], T]) -> T:
-    """Do what reads or writes the registry, in a thread."""
+    """Run a function that reads or writes the registry in a thread."""
     try:
         return await detached(operation)
     except BadVersion as error:

@@ -1,4 +1,4 @@
-"""Admission control by memory: how much all requests may take, and how much each one takes."""
+"""Admission control by memory: counts and bounds the memory of all requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from threading import Lock
 from tlp_service.api.decoded import DecodeMemory
 from tlp_service.errors import QueueFull
 
-#: Bytes up to which a request counts as small. Requests of a search are smaller. A share of the memory is kept for them.
+#: Bytes up to which a request counts as small. Requests of a search are smaller. A share of the memory is
+#: kept for them.
 _SMALL_REQUEST = 4 << 20
 
 
@@ -19,8 +20,9 @@ class BodyMemory:
     Parameters
     ----------
     max_bytes : int
-        Bytes that all together may take. A quarter is for small requests, so that large ones leave room for them.
-        A large request may take more while there is no other large one. Small ones have their quarter even then.
+        Maximum bytes of all requests. A quarter is for small requests, so that large ones leave room for
+        them. A large request may take more while there is no other large one. Small ones have their quarter
+        even then.
     decoding : DecodeMemory
         Bounds the memory of decoded bodies, which is counted separately.
     """
@@ -48,13 +50,13 @@ class BodyMemory:
             reservation.end()
 
     def change(self, more: int, already: int) -> bool:
-        """Add bytes to a request that has so many already; return whether there was room."""
+        """Add bytes to a request that holds `already` bytes; return whether there was room."""
         total = already + more
         was_large, is_large = already > _SMALL_REQUEST, total > _SMALL_REQUEST
         with self._lock:
             if more > 0 and not self._has_room(more, total, already if was_large else 0, is_large):
                 return False
-            # A request that has become large is so with all that it has.
+            # When a request becomes large, all of its bytes count as those of a large one.
             if was_large:
                 self._held_large -= already
             else:
@@ -124,7 +126,10 @@ class Reservation:
         self.shrink(self._bytes)
 
     def end(self) -> None:
-        """Release all bytes and refuse further ones: a thread may still work on the request after its client has left."""
+        """Release all bytes and refuse further ones.
+
+        A thread may still work on the request after its client has left.
+        """
         with self._lock:
             self._has_ended = True
         self.release()

@@ -1,4 +1,4 @@
-"""What the routes share, and how a request waits for work that is done in other threads."""
+"""The objects that routes share, and waiting for work in other threads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from tlp_service.settings import Settings
 
 T = TypeVar("T")
 
-#: Bytes up to which decoding a body takes less time than handing it to a thread. So small requests never wait for large ones.
+#: Bytes up to which decoding a body takes less time than handing it to a thread. So small requests never wait
+#: for large ones.
 _SMALL = 16 << 10
-#: Upper bound on the units of the first slice, about 160 ms: those of the largest body that does not count as large.
+#: Upper bound on the units of the first slice, about 160 ms: those of the largest body that does not count as
+#: large.
 _MAX_FIRST_SLICE = UNITS_PER_BYTE * LARGE
 
 
@@ -42,14 +44,14 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """In whose name a request waits, and how long.
+    """The name and the deadline of the client that sent a request.
 
     Parameters
     ----------
     name : str
-        Of the client.
+        Name of the client, for fair queueing.
     deadline : float or None
-        Time on the monotonic clock after which it is gone.
+        Time on the monotonic clock after which the client no longer waits; None for no deadline.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Caller:
         Raises
         ------
         DeadlinePassed
-            If there are none: whatever would be done now is for nobody.
+            If the deadline has passed, so that further work would be useless.
         """
         if self.deadline is None:
             return None
@@ -71,12 +73,12 @@ class Caller:
         return left
 
     async def wait(self, executor: Executor[Any], work: Work[T]) -> T:
-        """Have work done and return its result.
+        """Run work on an executor and return its result.
 
         Raises
         ------
         QueueFull, NotReady, DeadlinePassed
-            See `Executor.submit`; the last also if it is not done by the deadline.
+            See `Executor.submit`. `DeadlinePassed` also if the work is not done by the deadline.
         """
         left = self.left()
         job = executor.submit(work, self.name, left)
@@ -87,11 +89,11 @@ class Caller:
                 raise DeadlinePassed("the deadline passed before the request was done")
             return result.result()
         finally:
-            # Nobody waits any more, for whatever reason, nor looks at what may still come.
+            # The client no longer waits, for whatever reason, so drop the work and its result.
             executor.withdraw(job)
             result.cancel()
-            # An exception refers to this frame, and these variables refer to the exception: break the cycle, which would
-            # keep what was read until the next full garbage collection.
+            # An exception refers to this frame, and these variables refer to the exception: break the cycle,
+            # which would keep what was read until the next full garbage collection.
             del work, job, result
 
     async def read_in_steps(
@@ -102,14 +104,17 @@ class Caller:
         units: int | None = None,
         is_measured: bool = False,
     ) -> T:
-        """Return what the steps of `read` make of a body of `size` bytes; all but small bodies with little work are queued.
+        """Return the result of the steps of `read` for a body of `size` bytes.
+
+        Small bodies with little work are read at once, and all others are queued.
 
         Parameters
         ----------
         units : int, optional
-            Work that is known from the beginning, where it is not that of decoding the body.
+            Units of work known in advance, if the work is not the decoding of the body.
         is_measured : bool
-            Whether the body holds measurements. No slice of their reading is a long one, for predict calls go first.
+            Whether the body holds measurements. They are read in short slices, because predict calls go
+            first.
         """
         if units is None and not is_measured:
             reading = Reading(read(), size, expected=min(UNITS_PER_BYTE * size, _MAX_FIRST_SLICE))

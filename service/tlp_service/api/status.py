@@ -20,13 +20,17 @@ T = TypeVar("T")
 
 #: What the health checks report while measurements can be kept.
 KEPT = "kept"
-#: Seconds that a readiness check waits for the stream. Load balancers often wait only one second for the answer.
+#: Seconds that a readiness check waits for the stream. Load balancers often wait only one second for the
+#: answer.
 _READY_WAIT_S = 0.25
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the loaded model versions, the one that serves first, what each was trained on, and how well it ranks."""
+    """List the loaded model versions, the serving one first.
+
+    Each has its training data and its ranking quality.
+    """
     service: Service = request.app.state.service
     loaded = service.engine.versions.loaded
     return {"models": [_describe(service, scorer, scorer is loaded[0]) for scorer in loaded]}
@@ -58,7 +62,7 @@ def _describe(service: Service, scorer: Scorer, is_serving: bool) -> dict[str, A
 
 @router.get("/health/live")
 async def live() -> dict[str, str]:
-    """Answer while the process runs."""
+    """Answer 200 while the process runs."""
     return {"status": "live"}
 
 
@@ -66,7 +70,8 @@ async def live() -> dict[str, str]:
 async def ready(request: Request) -> dict[str, str]:
     """Answer 200 if the server can score, else 503. The body also reports whether measurements can be kept.
 
-    This is the check for load balancers: a server that can score is useful even while measurements cannot be kept.
+    This is the check for load balancers: a server that can score is useful even while measurements cannot be
+    kept.
     """
     service: Service = request.app.state.service
     if service.engine.executor.is_draining:
@@ -83,7 +88,10 @@ async def ready(request: Request) -> dict[str, str]:
 
 @router.get("/health/measurements", **documents.KEPT)
 async def can_keep(request: Request) -> dict[str, str]:
-    """Answer 200 if a measurement can be written, else 503 with the reason. The server tries a write at most once per second."""
+    """Answer 200 if a measurement can be written, else 503 with the reason.
+
+    The server tries a write at most once per second.
+    """
     service: Service = request.app.state.service
     reason = await service.stream.probe.reason()
     if reason is not None:

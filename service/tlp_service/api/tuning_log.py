@@ -1,4 +1,4 @@
-"""Requests whose body is a tuning log as it lies on disk (``application/x-ndjson``)."""
+"""Requests whose body is a tuning log (``application/x-ndjson``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tlp_service.api.request_memory import Reservation
 from tlp_service.errors import InvalidBody
 from tlp_service.scheduling.steps import Steps, finished
 
-#: Bytes of the tasks and primitives that the reader of a log remembers.
+#: Maximum bytes of the tasks and primitives that the reader of a log caches.
 _REMEMBERED_BYTES = 8 << 20
 #: Bytes of a record without its task and primitives, or of a refused line.
 RECORD_BYTES = 700
@@ -38,14 +38,14 @@ class LogLines:
     numbers : list of int
         Line numbers, from 1.
     outcomes : list of Record or RefusedLine
-        What stands on each.
+        Record or refusal of each line.
     """
 
     numbers: list[int]
     outcomes: list[Record | RefusedLine]
 
 
-#: A line's number, from 1, and what stands on it.
+#: Number of a line, from 1, and its record or refusal.
 LineOutcome: TypeAlias = tuple[int, Record | RefusedLine]
 
 #: A task of a log, and the positions of its candidates in the log.
@@ -53,8 +53,8 @@ LogTask: TypeAlias = tuple[Task, list[int]]
 
 #: Lines, and bytes of them, that are read in one step; at least one line.
 _STEP_LINES, _STEP_BYTES = 256, 16 << 10
-#: Units of work of a line, see `tlp_service.scheduling.steps`; a byte is one more. So is, after its step, each byte of a task or
-#: primitive that was not seen before.
+#: Units of work of a line, see `tlp_service.scheduling.steps`; a byte is one more. So is, after its step,
+#: each byte of a task or primitive that was not seen before.
 _LINE_COST, _MADE_COST = 300, 1
 #: Candidates that are indexed in one step, and units of work of each of their primitives.
 _STEP_CANDIDATES, _INDEX_COST = 512, 15
@@ -136,7 +136,7 @@ def lines_in_steps(
 
 
 def _short_of(rest: io.BytesIO) -> Iterator[bytes]:
-    """Yield lines until they are as many bytes as one step takes."""
+    """Yield lines up to the number of bytes of one step."""
     begin = rest.tell()
     while rest.tell() - begin < _STEP_BYTES and (line := rest.readline()):
         yield line
@@ -157,7 +157,7 @@ def tasks_in_steps(
 
 
 def groups_of(tasks: Sequence[LogTask]) -> Iterator[list[LogTask]]:
-    """Yield the tasks of a log in groups of bounded size; a task that exceeds the bound is a group of its own."""
+    """Yield the tasks of a log in groups of bounded size; a larger task is a group by itself."""
     group: list[LogTask] = []
     candidates = 0
     for task, positions in tasks:

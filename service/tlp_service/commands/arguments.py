@@ -1,4 +1,4 @@
-"""Types of arguments, and what several commands do with them."""
+"""Argument types and checks that several commands share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def path(text: str) -> Path:
-    """Return a path; an empty one, such as of a variable that is not set, would be the working folder."""
+    """Return a path; refuse an empty one (an unset variable), which would mean the working folder."""
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
     return Path(text)
@@ -48,13 +48,13 @@ def rate(text: str) -> float:
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before the work whose result it gets."""
+    """Refuse an output file that cannot be written, before the work begins."""
     if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
         raise BadSettings(f"{option}: expected a file that can be written, got {path}")
 
 
 def platform_of(arguments: argparse.Namespace) -> PlatformOf:
-    """Return what tells the platform of a log: a table, or one name for all."""
+    """Return the platform lookup for logs: a table, or one name for all."""
     from tlp_service.records.platform_table import OnePlatform, PlatformTable, check_platform
 
     if arguments.platforms:
@@ -65,7 +65,7 @@ def platform_of(arguments: argparse.Namespace) -> PlatformOf:
 
 
 def status_of(found: Collection[object], otherwise: str) -> int:
-    """Return the exit status of a command that told what it found: a script must not take nothing for success."""
+    """Return the exit status of a command: 1 if it found nothing, so that a script notices."""
     if not found:
         print(f"tlp: {otherwise}", file=sys.stderr)
     return 0 if found else 1

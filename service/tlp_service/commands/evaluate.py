@@ -22,7 +22,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     add("records", type=path, nargs="+", help="tuning logs, folders of them, or one record store")
     add("--model", type=path, help="folder of the model version (default: the shipped one)")
     add("--platforms", type=path, help="CSV that maps folders of logs to platforms")
-    add("--platform", help="platform of all records of logs, where there is no --platforms")
+    add("--platform", help="platform of all records of logs, without --platforms")
     add("--part", choices=("train", "validation", "test"), help="only this part of a record store")
     add(
         "--min-candidates",
@@ -30,8 +30,8 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         default=16,
         help="tasks with fewer are left out (default: 16)",
     )
-    add("--json", type=path, help="file that gets all figures")
-    add("--plot", type=path, metavar="FILE.png", help="picture that gets the figures by platform")
+    add("--json", type=path, help="file for all figures, as JSON")
+    add("--plot", type=path, metavar="FILE.png", help="file for a plot of the figures by platform")
     parser.set_defaults(run=_evaluate)
 
 

@@ -1,4 +1,4 @@
-"""``tlp models``: the registry by hand. Heavy imports stand inside, as in `tlp_service.cli`."""
+"""``tlp models``: manage the registry. Heavy imports are inside functions, as in `tlp_service.cli`."""
 
 from __future__ import annotations
 
@@ -34,20 +34,24 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
     add("list", _list, "list the versions, newest first").add_argument("--json", action="store_true")
     add("show", _show, "print one version as JSON").add_argument("version")
-    diff = add("diff", _diff, "print in what two versions differ")
+    diff = add("diff", _diff, "print the differences between two versions")
     diff.add_argument("version")
     diff.add_argument("other")
-    publish = add("publish", _publish, "copy a version into the registry; it does not serve yet")
+    publish = add("publish", _publish, "copy a version into the registry, without activating it")
     publish.add_argument("folder", type=Path, help="folder of the version")
-    activate = add("activate", _activate, "let a version serve")
+    activate = add("activate", _activate, "activate a version")
     activate.add_argument("version")
     activate.add_argument("--force", action="store_true", help="even if it is marked rejected or failed")
-    rollback = add("rollback", _rollback, "let the version serve that served before this one")
+    rollback = add("rollback", _rollback, "roll back to the version that was active before")
     for action in (activate, rollback):
-        action.add_argument("--reason", default="", help="is kept in the history")
-    prune = add("prune", _prune, "delete versions that are neither new nor served lately")
-    prune.add_argument("--keep", type=_count, default=10, help="newest versions that stay (default: 10)")
-    prune.add_argument("--recent", type=_count, default=10, help="versions that served last (default: 10)")
+        action.add_argument("--reason", default="", help="reason to record in the history")
+    prune = add("prune", _prune, "delete versions that are neither new nor recently active")
+    prune.add_argument(
+        "--keep", type=_count, default=10, help="number of newest versions to keep (default: 10)"
+    )
+    prune.add_argument(
+        "--recent", type=_count, default=10, help="number of last active versions to keep (default: 10)"
+    )
 
 
 def _count(text: str) -> int:
@@ -70,7 +74,7 @@ def _run(run: _Run, arguments: argparse.Namespace) -> int:
         settings.make_data_dir()
     try:
         run(Registry(url), arguments)
-    except BrokenPipeError:  # the reader of what is printed has gone
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         raise
     except OSError as error:
         raise BadSettings(f"the registry {url}: {error}") from None
@@ -127,12 +131,15 @@ def _activate(registry: Registry, arguments: argparse.Namespace) -> None:
 
 
 def _warn_of_lost_platforms(registry: Registry, before: str | None, now: str) -> None:
-    """Tell which platforms the version before was trained on and this one is not: these are scored as any other of their kind."""
+    """Warn about platforms that the previous version was trained on and this one is not.
+
+    They are scored like any other platform of their kind.
+    """
     if before is None:
         return
     try:
         lost = registry.manifest(before).platforms - registry.manifest(now).platforms
-    except (UnknownName, BadVersion):  # one that is gone or damaged, which may be why another serves
+    except (UnknownName, BadVersion):  # it is gone or damaged, which may be the reason for the change
         return
     if lost:
         print(f"warning: not trained on {', '.join(sorted(lost))}, as {before} was", file=sys.stderr)
@@ -148,7 +155,7 @@ def _prune(registry: Registry, arguments: argparse.Namespace) -> None:
 
 
 def _tell(journal: Journal) -> None:
-    """Print what serves now, and tell the servers where a Redis is named; else they see it by themselves."""
+    """Print the active version, and notify the servers if there is a Redis; otherwise they poll."""
     from tlp_service.settings import read_settings
     from tlp_service.versions.hints import tell
 

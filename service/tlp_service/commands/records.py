@@ -12,14 +12,16 @@ def add_records(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     importer = actions.add_parser("import", help="read tuning logs into a record store")
     importer.add_argument("logs", type=path, nargs="+", help="tuning logs or folders of them")
-    importer.add_argument("--store", type=path, required=True, help="folder of the store, made if need be")
-    importer.add_argument("--platforms", type=path, help="CSV that maps folders to platforms")
-    importer.add_argument("--platform", help="platform of all records, where there is no --platforms")
     importer.add_argument(
-        "--seed", type=not_negative, default=0, help="of the split of a new store (default: 0)"
+        "--store", type=path, required=True, help="folder of the store; created if it does not exist"
+    )
+    importer.add_argument("--platforms", type=path, help="CSV that maps folders to platforms")
+    importer.add_argument("--platform", help="platform of all records, without --platforms")
+    importer.add_argument(
+        "--seed", type=not_negative, default=0, help="seed of the split of a new store (default: 0)"
     )
     importer.add_argument(
-        "--processes", type=not_negative, default=0, help="that read; 0 for the CPUs (default: 0)"
+        "--processes", type=not_negative, default=0, help="reader processes; 0: one per CPU (default: 0)"
     )
     importer.set_defaults(run=_import_records)
     show = actions.add_parser("show", help="print what a record store holds")

@@ -46,7 +46,11 @@ def _record(arguments: argparse.Namespace) -> int:
 
 def add_trainer(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tlp trainer``."""
-    parser.add_argument("--once", action="store_true", help="look once, and make a version if it is time")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="check once for new records, and train a version if there are enough",
+    )
     parser.set_defaults(run=_learn)
 
 

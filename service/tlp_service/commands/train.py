@@ -25,7 +25,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         type=path,
         dest="source",
         metavar="VERSION",
-        help="folder of the version to begin from: each platform that there are records of gets a network of its own",
+        help="folder of the version to fine-tune: each platform with records gets its own network",
     )
     _add_choice_of_records(parser)
     add("--device", default="cpu", help="torch device; under torchrun each process has its own")
@@ -47,7 +47,7 @@ def _add_choice_of_records(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--platform",
-        help="platform of all records of logs, where there is no --platforms; those of a store to use, separated by commas",
+        help="platform of all records of logs without --platforms; platforms of a store to use, with commas",
     )
     add("--without", nargs="+", default=[], metavar="PLATFORM", help="platforms whose records are not used")
     add(
@@ -67,20 +67,23 @@ def _add_choice_of_records(parser: argparse.ArgumentParser) -> None:
     add("--kinds", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"], help="platform kinds to train")
 
 
-#: Options that are fields of `FitSettings`; without them the model's own hold.
+#: Options that are fields of `FitSettings`. The model's own settings are their defaults.
 _FIT_OPTIONS: dict[str, dict[str, Any]] = {
     "loss": {
         "choices": ("rank", "mse", "combined"),
         "help": "published rank loss; mean squared error; or log error and pairs (default: the model's own)",
     },
     "pairs": {"choices": ("task", "batch"), "help": "where the rank loss forms pairs (task)"},
-    "epochs": {"type": positive, "help": "largest number of epochs"},
-    "batch": {"type": positive, "help": "candidates a batch"},
-    "learning-rate": {"type": rate, "help": "of Adam"},
+    "epochs": {"type": positive, "help": "maximum number of epochs"},
+    "batch": {"type": positive, "help": "candidates per batch"},
+    "learning-rate": {"type": rate, "help": "Adam learning rate"},
     "patience": {"type": positive, "help": "epochs without a better validation ranking"},
     "max-number": {"type": float, "help": "train on no task whose rows hold larger numbers (published only)"},
-    "max-candidates": {"type": not_negative, "help": "candidates a task gives to one epoch, 0 for all"},
-    "seed": {"type": not_negative, "help": "of initialisation and order, and of the split of logs (0)"},
+    "max-candidates": {"type": not_negative, "help": "maximum candidates of a task per epoch (0: all)"},
+    "seed": {
+        "type": not_negative,
+        "help": "seed of initialization, order and the split of logs (default: 0)",
+    },
 }
 
 

@@ -1,6 +1,7 @@
-"""The model families: one folder each, with all that only this family knows.
+"""The model families. Each folder holds all code that depends on one family.
 
-A manifest names the family of each network. Families of other packages are found by their entry points: a distribution that declares ::
+A manifest names the family of each network. Families of other packages are found by their entry points: a
+distribution that declares ::
 
     [project.entry-points."tlp_service.families"]
     my_family = "my_package.my_module:MyFamily"

@@ -1,4 +1,4 @@
-"""What the server asks of a model family.
+"""The interface of a model family.
 
 A family is one way to score schedules: what it reads of a request, which networks it has, and how these are trained. All of it is in
 one folder below `tlp_service.families`, or in a package of its own (see `tlp_service.families`).
@@ -32,12 +32,12 @@ if TYPE_CHECKING:  # a server has no torch
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and the network that scores it.
+    """A request with the network that scores it.
 
     Parameters
     ----------
     network : Network
-        One of the version's networks.
+        Network of the version that scores the request.
     platform : str or None
         For which of the platforms that the network tells apart; None if it is for none of them.
     request : ScoreRequest
@@ -56,12 +56,12 @@ class Asked:
 
 
 class Family(ABC):
-    """A model family. One object serves all threads, so it holds no state of a request.
+    """A model family. All threads share one object, so it must not keep state of a request.
 
     Attributes
     ----------
     name : str
-        What manifests say in ``features``.
+        Name of the family in the field ``features`` of manifests.
     earlier_names : tuple of str
         Names of this family, and of its models, in manifests of earlier releases.
     models : tuple of str
@@ -69,7 +69,7 @@ class Family(ABC):
     requests : type or tuple of types
         Kinds of requests that it reads.
     dialects : tuple of str
-        Names of the dialects whose primitives it reads, see `tlp_client.dialects`.
+        Names of the dialects that the family supports, see `tlp_client.dialects`.
     """
 
     name: ClassVar[str]
@@ -80,7 +80,7 @@ class Family(ABC):
 
     @abstractmethod
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
-        """Compute what networks of this family read of requests, in steps of bounded time.
+        """Compute the network inputs of requests, in steps of bounded time.
 
         It yields the cost of each step before it does that step; a unit of cost takes about 20 ns (see `tlp_service.scheduling.steps`).
         All requests are given at once, so what depends only on candidates can be computed for all of them together.
@@ -88,36 +88,36 @@ class Family(ABC):
 
     @abstractmethod
     def probe(self, network: Network, candidates: int) -> Inputs:
-        """Return so many made-up candidates, to measure the speed of a network with."""
+        """Return synthetic candidates to measure the speed of a network."""
 
     @abstractmethod
     def empty(self, network: Network) -> Inputs:
-        """Return two candidates without primitives, which are legal ones."""
+        """Return two candidates without primitives, which are valid."""
 
     @abstractmethod
     def check(self, network: Network, row_width: int, value_width: int | None) -> None:
-        """Check that a file reads what this family computes.
+        """Check that the input sizes of a file match those that this family computes.
 
         Parameters
         ----------
         network : Network
-            What the manifest says of it.
+            Entry of the network in the manifest.
         row_width, value_width : int, int or None
-            Numbers of a row and values of a candidate that the file reads; None for as many values as places.
+            Numbers per row and values per candidate in the file; None if there is one value per place.
 
         Raises
         ------
         BadVersion
-            If they differ.
+            If the sizes differ.
         """
 
     def scores(self, network: Network, raw: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return the served scores of raw ones: a monotone function, by default the score map of the manifest."""
+        """Map raw scores to served ones, monotonically; by default with the score map of the manifest."""
         return map_scores(raw, network.score_map)
 
     @abstractmethod
     def preset(self, model: str) -> Preset:
-        """Return how one of `models` is trained. Imports torch, which a server lacks."""
+        """Return the training preset of one of `models`. Imports torch, which a server may not have."""
 
     def check_request(self, request: ScoreRequest) -> None:
         """Refuse a request of a kind or dialect that this family does not read.

@@ -1,4 +1,4 @@
-"""What a network reads of the candidates of a request."""
+"""The network inputs of the candidates of a request."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tlp_service.inference.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The candidates of a request, as a network reads them.
+    """The candidates of a request as network inputs.
 
     Parameters
     ----------
     table : ndarray of float32, shape (rows, row width)
-        Rows that the plan refers to.
+        Rows to which the plan refers.
     plan : Plan
-        What each run reads.
+        Order of the candidates, and the inputs of each run.
     errors : dict
-        Position of a candidate -> what is wrong, and where in it.
+        Error of each invalid candidate, by position.
     truncated : int
-        Candidates that the network does not read to their end.
+        Number of candidates that are longer than the network can read.
     """
 
     table: npt.NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""A network on ONNX Runtime, on the provider that was asked for and on no other."""
+"""A network on ONNX Runtime, on exactly the requested execution provider."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROVIDERS: dict[Device, tuple[str, dict[str, str]]] = {
     "cuda": (
         "CUDAExecutionProvider",
         {
-            "use_tf32": "0",  # 10 bits where float32 has 23: scores would no longer be the network's
+            "use_tf32": "0",  # TF32 has a mantissa of 10 bits instead of 23, which would change the scores
             "arena_extend_strategy": "kSameAsRequested",  # not to the next power of two
         },
     ),
@@ -32,7 +32,7 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _NO_POSITIONS = np.empty((0, 1), dtype=np.int64)
 
-#: Encoded rows, where the device keeps them: one value an output of the network.
+#: Encoded rows in the memory of the device: one value per output of the network.
 Encoded = Sequence[onnxruntime.OrtValue]
 
 
@@ -42,27 +42,28 @@ class OnnxNetwork:
     Parameters
     ----------
     path : Path
-        The ONNX file, of the form that `tlp_service.training.export.Form` describes. Its inputs are ``rows``, ``positions``, one
-        ``known_…`` per encoding, and one more: the values of the candidates, under a name of the family's choice.
+        The ONNX file, of the form that `tlp_service.training.export.Form` describes. Its inputs are ``rows``,
+        ``positions``, one ``known_…`` per encoding, and one more: the values of the candidates, under a name
+        of the family's choice.
     device : {"cpu", "cuda"}
-        Where it must run.
+        Device on which the network must run.
     threads : int
         Threads that share the work of one run.
 
     Raises
     ------
     BadSettings
-        If the provider of `device` cannot be had. ONNX Runtime itself would only log that and use the CPU.
+        If the provider of `device` is not available. ONNX Runtime by itself would log that and use the CPU.
     BadVersion
         If the file is not a network that ONNX Runtime can load.
     """
 
     def __init__(self, path: Path, device: Device, threads: int = 1) -> None:
         self._session = _session_of(path, device, threads)
-        #: Execution provider, as ONNX Runtime reports it.
+        #: Name of the execution provider, as ONNX Runtime reports it.
         self.provider = str(self._session.get_providers()[0])
         self.device: Device = device
-        #: Whether candidates of several requests gain from being in one run: a GPU takes as long for few as for many.
+        #: Whether to batch candidates of several requests: a GPU takes as long for few as for many.
         self.mixes = device == "cuda"
         self._encodings = [o.name for o in self._session.get_outputs() if o.name != "raw_scores"]
         self.known_names = [f"known_{name}" for name in self._encodings]
@@ -70,7 +71,7 @@ class OnnxNetwork:
         self._values = self._check_inputs(path, shapes)
         self.row_width = int(shapes["rows"][1])
         width = shapes[self._values][1]
-        #: Values of a candidate; None if there are as many as places.
+        #: Number of values per candidate; None if it equals the number of places.
         self.value_width = width if isinstance(width, int) else None
         self._no_values = np.empty((0, self.value_width or 1), dtype=np.float32)
         self._no_rows = np.empty((0, self.row_width), dtype=np.float32)
@@ -78,7 +79,7 @@ class OnnxNetwork:
         self.encoded_bytes = 4 * sum(
             math.prod(size for size in shapes[name] if isinstance(size, int)) for name in self.known_names
         )
-        # Every dimension without a fixed size is that of the rows.
+        # A dimension without a fixed size is always the number of rows.
         self._nothing_known = [
             onnxruntime.OrtValue.ortvalue_from_numpy(
                 np.empty([size if isinstance(size, int) else 0 for size in shapes[name]], dtype=np.float32)
@@ -87,7 +88,7 @@ class OnnxNetwork:
         ]
 
     def _check_inputs(self, path: Path, shapes: Mapping[str, Sequence[int | str | None]]) -> str:
-        """Return the name of the values, after a check of all inputs."""
+        """Check all inputs, and return the name of the input for values."""
         others = set(shapes) - {"rows", "positions", *self.known_names}
         if len(shapes) != 3 + len(self.known_names) or len(others) != 1:
             expected = ", ".join(["rows", *self.known_names, "positions"])
@@ -99,7 +100,7 @@ class OnnxNetwork:
         return others.pop()
 
     def encode(self, rows: npt.NDArray[np.float32]) -> Encoded:
-        """Return the encodings of rows, shape (n, row width), to score from."""
+        """Return the encodings of rows, shape (n, row width), as input for `score`."""
         binding = self._bind(rows, self._nothing_known, _NO_POSITIONS, self._no_values)
         for name in self._encodings:
             binding.bind_output(name, self.device)
@@ -155,9 +156,9 @@ def _session_of(path: Path, device: Device, threads: int) -> onnxruntime.Inferen
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # The arena keeps the most that a run ever took, and at the size of our runs malloc is as fast.
+    # The arena never returns the memory of the largest run, and malloc is as fast at the size of our runs.
     options.enable_cpu_mem_arena = False
-    # It would remember a plan for each combination of sizes, and there is no end to those.
+    # It would cache a memory plan per combination of sizes, and their number is unbounded.
     options.enable_mem_pattern = False
     # Spinning threads would burn a core while the server is idle.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -167,7 +168,7 @@ def _session_of(path: Path, device: Device, threads: int) -> onnxruntime.Inferen
         session = onnxruntime.InferenceSession(str(path), options, providers=[(wanted, provider_options)])
     except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
         raise BadVersion(f"{path}: onnxruntime cannot load it: {error}") from None
-    # A provider that is listed may still fail to start, which falls back without an error.
+    # An available provider may still fail to start. ONNX Runtime then falls back to the CPU without an error.
     actual = session.get_providers()[0]
     if actual != wanted:
         raise BadSettings(f"TLP_DEVICE={device}: onnxruntime runs the network on {actual} instead")
@@ -175,7 +176,7 @@ def _session_of(path: Path, device: Device, threads: int) -> onnxruntime.Inferen
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use, by its affinity and by the quota of its container (cgroup 2)."""
+    """Return the number of usable CPUs, from the affinity and the container's quota (cgroup 2)."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = _CPU_QUOTA.read_text().split()

@@ -1,4 +1,4 @@
-"""The runs that score the candidates of a request: pure arithmetic on indices."""
+"""Plans: the runs that score the candidates of a request, as arrays of indices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Run:
     Parameters
     ----------
     candidates : ndarray of int, shape (n,)
-        Which candidates of the plan.
+        Candidates of the plan that the run scores.
     positions : ndarray of int64, shape (n, L)
         Row of the table at each place of a candidate.
     values : ndarray of float32, shape (n, L) or (n, W)
-        Numbers of each place, or of each candidate; its family says which.
+        Numbers per place or per candidate, depending on the family.
     """
 
     candidates: npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class Run:
 
 
 class Plan(ABC):
-    """The order in which the candidates of a request are scored, and what each run reads of them."""
+    """The order in which the candidates of a request are scored, and the inputs of each run."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class Plan(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Bytes of the arrays of the plan."""
 
     @property
     @abstractmethod
@@ -53,14 +53,14 @@ class Plan(ABC):
 
 
 def join(runs: Sequence[Run], offsets: Sequence[int]) -> Run:
-    """Return one run for candidates of several plans; its `candidates` are their places in the order given.
+    """Join runs of several plans into one; its `candidates` number them consecutively in this order.
 
     Parameters
     ----------
     runs : sequence of Run
-        At least one.
+        One or more runs.
     offsets : sequence of int
-        Where the table of each begins in the table of all.
+        Row at which the table of each run begins in the joined table.
     """
     candidates = sum(len(run.candidates) for run in runs)
     places = max(run.positions.shape[1] for run in runs)

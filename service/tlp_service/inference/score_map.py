@@ -1,12 +1,13 @@
-"""From a network's raw scores to served ones.
+"""The map from a network's raw scores to served ones.
 
-Ansor clamps negative scores to 0 before it draws parents in proportion to them, and a batch of equal scores
-makes it choose the first state always. So scores are positive and spread: softsign around the training set's median.
+Ansor clamps negative scores to 0 and then draws parents in proportion to their scores. If all scores of a
+batch are equal, it always chooses the first state. Served scores are therefore positive and spread: a
+softsign around the median of the training set.
 
     score = (1 + x / (1 + |x|)) / 2    with    x = (raw - center) / scale
 
-It is increasing, positive, at most 1, and, unlike the logistic function, its tails fall so slowly (as 1/x) that
-raw scores far from the training set's still differ in double precision.
+The map is increasing, positive and at most 1. Its tails fall as slowly as 1/x, unlike those of the logistic
+function, so raw scores far outside the training set's range still differ in double precision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Candidates on their way to raw scores."""
+"""Scoring of candidates as work for an `Executor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tlp_service.scheduling.executor import Work
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the objects around the arrays of a request.
+#: Estimated bytes of the Python objects of a request, beside its arrays.
 _OBJECT_BYTES = 4096
 
 #: Overhead of one run of the network, in units of one candidate.
@@ -27,16 +27,16 @@ RawScores = npt.NDArray[np.float32]
 
 
 class ScoringWork(Work[RawScores]):
-    """The candidates of a request, as work for an `Executor`: encode their rows, then score them in slices.
+    """Scores the candidates of a request: encodes their rows, then scores them in slices.
 
     Parameters
     ----------
     network : OnnxNetwork
-        What scores them. Also the lane: a batch must not mix versions.
+        Network that scores the candidates. It is also the lane, because a batch must not mix versions.
     table : ndarray of float32, shape (rows, row width)
-        Rows that the plan refers to.
+        Rows to which the plan refers.
     plan : Plan
-        What each run reads.
+        Order of the candidates, and the inputs of each run.
     """
 
     def __init__(self, network: OnnxNetwork, table: npt.NDArray[np.float32], plan: Plan) -> None:
@@ -46,26 +46,27 @@ class ScoringWork(Work[RawScores]):
         self.plan = plan
         self._raw = np.empty(plan.candidates, dtype=np.float32)
         self._encoded: Encoded | None = None
-        #: To encode a row takes about as long as to score one place of a candidate. Where batches are mixed, each encodes its own rows.
+        #: Encoding a row takes about as long as scoring one place of a candidate. If batches mix requests,
+        #: each batch encodes its own rows, and there is no opening.
         self.opening = 0 if network.mixes else 1 + len(table) // plan.mean_length
 
     @property
     def size(self) -> int:
-        """Units of work: candidates, and what encoding takes in terms of them."""
+        """Units of work: candidates, plus the cost of encoding in units of a candidate."""
         return self.opening + len(self._raw)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds, those of its encoded rows included."""
+        """Bytes that the work occupies, including its encoded rows."""
         return self.idle_bytes + len(self.table) * self.network.encoded_bytes
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that it holds while it is not being scored."""
+        """Bytes that the work occupies while it is not being scored."""
         return self.table.nbytes + self.plan.nbytes + self._raw.nbytes + _OBJECT_BYTES
 
     def run(self, first: int, count: int) -> None:
-        """Score candidates; the first slice encodes the rows before, which is the opening."""
+        """Score candidates; the first slice also encodes the rows, which is the opening."""
         if self._encoded is None:
             self._encoded = self.network.encode(self.table)
         begin, end = max(0, first - self.opening), first + count - self.opening
@@ -73,7 +74,7 @@ class ScoringWork(Work[RawScores]):
         self._raw[run.candidates] = self.network.score(self._encoded, run.positions, run.values)
 
     def run_together(self, parts: Sequence[tuple[ScoringWork, int, int]]) -> None:
-        """Score candidates of several requests in one run, their tables put one after the other."""
+        """Score candidates of several requests in one run, with their tables concatenated."""
         runs = [work.plan.run(first - work.opening, count) for work, first, count in parts]
         tables = [work.table for work, _, _ in parts]
         joined = join(runs, [0, *accumulate(map(len, tables))][:-1])
@@ -85,7 +86,7 @@ class ScoringWork(Work[RawScores]):
 
     def result(self) -> RawScores:
         """Return the raw scores, in the order of the candidates."""
-        self._encoded = None  # what comes of it may be waited for together with much else
+        self._encoded = None  # free the memory now: the result may be kept while other work is done
         return self._raw
 
     def failure(self, error: Exception) -> Exception:
@@ -112,12 +113,12 @@ class SmallTasks(Work[list[RawScores]]):
 
     @property
     def size(self) -> int:
-        """Units of work: candidates, and the cost of encoding and of runs in terms of candidates."""
+        """Units of work: candidates, plus the cost of encoding and of runs in units of a candidate."""
         return self._ends[-1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds, including the encoded rows of one task at a time."""
+        """Bytes that the work occupies, including the encoded rows of one task at a time."""
         encoded = max(len(work.table) * work.network.encoded_bytes for work in self._works)
         return encoded + sum(work.idle_bytes for work in self._works)
 

@@ -1,4 +1,4 @@
-"""What the processes beside the server, recorder and trainer, begin with."""
+"""Start-up of the recorder and the trainer, the processes besides the server."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from tlp_service.errors import BadSettings
 from tlp_service.records.store import RecordStore
 from tlp_service.settings import Settings
 
-#: Seconds for which these processes wait for another one that writes in the record store, such as an import; then they say so and try again.
-#: A server ends a child that has not stopped 10 s after it was told to.
+#: Maximum seconds for which these processes wait for another writer of the record store, such as an import.
+#: Then they log it and try again. It is less than 10 s, after which a server kills a child that does not
+#: stop.
 _MAX_WAIT_S = 5.0
 
 
 def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
-    """Lower this process's priority, and return the URL of the Redis and the record store, made if need be.
+    """Lower this process's priority, and return the URL of the Redis and the record store.
+
+    The record store is created if it does not exist.
 
     Raises
     ------
     BadSettings
-        If no Redis is named, or the folder of the record store cannot be made.
+        If the settings name no Redis, or the folder of the record store cannot be created.
     BadRecords
         If that folder holds something else.
     """
@@ -31,10 +34,11 @@ def begin(settings: Settings, niceness: int) -> tuple[str, RecordStore]:
         raise BadSettings("TLP_REDIS_URL: name the Redis or Valkey of the measurement stream")
     nice = os.nice(niceness)
     if os.getsid(0) == os.getpid():
-        # Where Linux shares the processor among sessions (autogroup) a nice value counts inside of one only, and this is one.
+        # With autogroup scheduling, Linux shares the CPU among sessions, and a nice value counts only within
+        # one. This process leads a session, so the nice value must be set for its autogroup as well.
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(nice))
-    # Of its own accord pyarrow takes all cores, and so from those that score.
+    # By default pyarrow uses all cores, which would slow down scoring.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     if settings.records is None:

@@ -1,6 +1,7 @@
-"""``tlp recorder``: keeps measurements in the record store, and tells how far scores are from them.
+"""``tlp recorder``: stores measurements, and reports how well scores predict them.
 
-A process of its own, at low priority, beside the server: writing Parquet must not hold up scoring. One a measurement stream.
+The recorder is a separate process with low priority, because writing Parquet must not delay scoring. There is
+one per measurement stream.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the registry.
+#: Seconds between two reads of the registry.
 _LOOK_S = 2.0
-#: Versions that are held to score with; names of such that cannot be had, and seconds until one is looked for again.
+#: Maximum number of loaded versions, maximum number of remembered unavailable versions, and seconds until an
+#: unavailable version is looked up again.
 _MAX_SCORERS, _MAX_MISSING, _MISSING_S = 4, 256, 60.0
 _NICENESS = 10
 
@@ -61,7 +63,7 @@ def record(settings: Settings) -> int:
 
 
 class _Versions:
-    """The versions that figures are of: the serving one, and those that searches say they used."""
+    """The versions whose quality is measured: the serving one, and those that searches report as used."""
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
@@ -80,20 +82,22 @@ class _Versions:
         """Return the name of the serving version."""
         if self._model is None and time.monotonic() - self._looked_s >= _LOOK_S:
             self._looked_s = time.monotonic()
-            with contextlib.suppress(OSError, BadVersion):  # the last one known, until the registry is back
+            with contextlib.suppress(
+                OSError, BadVersion
+            ):  # keep the last known version until the registry is readable again
                 journal = self._registry.journal()
                 if not journal.is_empty:  # as when its mount is missing
                     self._active = journal.active
         return self._active
 
     def scorer(self, version: str) -> Scorer | None:
-        """Return a version to score with, or None for one that cannot be had."""
+        """Return the scorer of a version, or None if the version is not available."""
         scorer = self._scorers.get(version)
         if scorer is None:
             if time.monotonic() < self._missed_s.get(version, 0.0):
                 return None
             scorer = self._load(version)
-            if scorer is None:  # it may be published, or the registry be back, in a while
+            if scorer is None:  # it may be published later, or the registry may come back
                 self._missed_s[version] = time.monotonic() + _MISSING_S
                 while len(self._missed_s) > _MAX_MISSING:
                     self._missed_s.popitem(last=False)

@@ -31,16 +31,17 @@ from tlp_service.stuck_threads import leave_stuck_threads
 
 log = logging.getLogger(__name__)
 
-#: Seconds an idle connection is kept: longer than a search round, so that a worker never has to connect anew.
+#: Seconds for which an idle connection is kept open: longer than a search round, so that workers need not
+#: reconnect.
 KEEP_ALIVE_S = 300
-#: Seconds after which a thread that computes in Python lets others do so. The default of 5 ms is more than a batch
-#: takes: while a large body is read, the threads that score would mostly wait for their turn to hand out the next one.
+#: Switch interval of the GIL in seconds. The default of 5 ms is longer than a batch takes. With it, the
+#: scoring threads would mostly wait for the GIL while a large body is read.
 SWITCH_INTERVAL_S = 0.0005
-#: Objects after which garbage is looked for. The lists of one large body are a million, and none of them is garbage.
+#: Thresholds of the garbage collector. One large body creates a million lists, none of which is garbage.
 GC_THRESHOLD = (50_000, 20, 20)
 #: How often per second uvicorn calls `Server.on_tick`.
 TICKS_PER_S = 10
-#: Seconds that running requests get after SIGTERM.
+#: Seconds that running requests have to finish after SIGTERM.
 GRACE_S = 20
 
 
@@ -50,7 +51,7 @@ def serve(settings: Settings) -> int:
     Raises
     ------
     BadSettings, BadVersion
-        If the server cannot start as it was told. It never starts on anything else.
+        If the server cannot start with its settings. It never falls back to other settings.
     """
     _log_settings(settings)
     wants_recorder = settings.recorder if settings.recorder is not None else settings.redis_url is None
@@ -82,8 +83,8 @@ def serve(settings: Settings) -> int:
 def _spare_garbage_collection() -> None:
     """Exempt all objects of the start from garbage collection.
 
-    Else each full collection, of which the lists of large bodies cause many, would look through them, for longer than a batch takes
-    and with all other threads standing.
+    Large bodies cause many full collections. Otherwise each of them would scan these objects, which blocks
+    all other threads for longer than a batch takes.
     """
     gc.collect()
     gc.freeze()
@@ -116,12 +117,12 @@ def _log_settings(settings: Settings) -> None:
 
 
 def _wants_trainer(settings: Settings) -> bool:
-    """Return whether this server is to start a trainer.
+    """Return whether this server should start a trainer.
 
     Raises
     ------
     BadSettings
-        If it is told to, and torch is not there.
+        If the settings require a trainer and torch is not installed.
     """
     has_torch = importlib.util.find_spec("torch") is not None
     if settings.trainer and not has_torch:
@@ -135,12 +136,12 @@ def _wants_trainer(settings: Settings) -> bool:
 
 
 def _check_records(folder: Path) -> None:
-    """Check the folder of the record store, without which recorder and trainer would fail again and again.
+    """Check the folder of the record store, because recorder and trainer could not start without it.
 
     Raises
     ------
     BadSettings
-        If the folder of the record store can't be made or written, or holds something else.
+        If the folder cannot be created or written, or holds something else.
     """
     try:
         check_store_path(folder)
@@ -154,7 +155,7 @@ def _check_records(folder: Path) -> None:
 
 
 def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:
-    """Start the recorder or the trainer, as a process of its own."""
+    """Start the recorder or the trainer as a separate process."""
     told = {
         "TLP_REDIS_URL": redis_url,
         "TLP_RECORDS": str(settings.records_folder.absolute()),
@@ -167,7 +168,7 @@ def _start_beside(command: str, settings: Settings, redis_url: str) -> Child:
 
 
 class _Server(uvicorn.Server):
-    """Stops on a signal: what is being scored is answered, what waits for its turn gets 503."""
+    """A uvicorn server that drains on a signal: running requests are answered, queued ones get 503."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine, connections: Connections) -> None:
         super().__init__(config)
@@ -187,7 +188,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not here: the signal may have come in the middle of a change of the queue.
+        # Drain on the event loop and not here: the signal may interrupt a change of the queue.
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._engine.drain, GRACE_S / 2)
         super().handle_exit(sig, frame)
@@ -196,18 +197,18 @@ class _Server(uvicorn.Server):
 def _run(server: uvicorn.Server, listener: socket.socket) -> None:
     """Run the server until a signal has ended it gracefully, and return.
 
-    After its shutdown uvicorn raises the signal anew, for the handlers that it found. The default would end the
-    process right there, before the embedded server is told to stop.
+    After its shutdown, uvicorn raises the signal again for the handlers that it found. The default handler
+    would end the process at once, before the embedded Redis server is stopped.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        server.should_exit = True  # also for a signal that comes before uvicorn listens to it
+        server.should_exit = True  # also for a signal before uvicorn installs its handlers
 
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop_signal, stop)
     host, port = listener.getsockname()[:2]
     try:
-        listener.listen(1024)  # not before: a client that connects earlier would wait for its whole deadline
+        listener.listen(1024)  # not earlier, or clients would connect before the server can answer
     except OSError as error:
         raise BadSettings(f"cannot listen on {host}, port {port}: {error.strerror}") from None
     shown_host = f"[{host}]" if ":" in host else host

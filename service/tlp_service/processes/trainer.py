@@ -1,4 +1,4 @@
-"""``tlp trainer``: learns beside the servers, at a lower priority than theirs."""
+"""``tlp trainer``: trains new versions, at a lower priority than the servers."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Behind whoever scores, but not for good: where workers keep all cores busy, it has to get on, too.
+#: Nice value of the trainer. It yields to scoring, but must still make progress when workers keep all cores
+#: busy.
 _NICENESS = 5
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave whatever is being trained: the next trainer begins anew from the store."""
+    """Exit at once, even during training; the next trainer starts again from the store."""
     for again in (signal.SIGINT, signal.SIGTERM):
         signal.signal(again, signal.SIG_IGN)
     raise SystemExit(0)
 
 
 def run_trainer(settings: Settings, once: bool) -> int:
-    """Train until a signal comes, or look once; return the exit status.
+    """Train until a signal arrives, or check once for new records; return the exit status.
 
     Raises
     ------
     BadSettings, BadRecords
-        See `begin`; the first also if Redis cannot be reached at the only look.
+        See `begin`. With `once`, also `BadSettings` if Redis is not reachable.
     ModuleNotFoundError
-        If torch is not installed: that it is imported later must not hide it.
+        If torch is not installed. It is checked here because it is imported only later.
     """
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'")

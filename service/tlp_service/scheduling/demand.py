@@ -1,4 +1,4 @@
-"""How much each client asks for, and so what it will probably bring."""
+"""Decaying request rate per client, used to predict near-future load."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-#: Seconds over which it is measured.
+#: Time constant of the decaying average, in seconds.
 _MEASURED_S = 5.0
 
-#: Seconds of silence after which nothing is expected of a client any more.
+#: Seconds without a request after which no further load is expected from a client.
 _GONE_S = 2.0
 
 
@@ -24,23 +24,23 @@ class _Demand:
 
 
 class Demands:
-    """Units a second that clients ask for, whether they get them or not, as decaying means.
+    """Requested units per second of each client as decaying averages, including refused requests.
 
     Parameters
     ----------
     max_clients : int
-        Number of clients to remember; the latest are kept.
+        Maximum number of clients to track. The least recent ones are evicted.
     """
 
     def __init__(self, max_clients: int) -> None:
         self._max_clients = max_clients
-        self._demands: OrderedDict[str, _Demand] = OrderedDict()  # the latest last
+        self._demands: OrderedDict[str, _Demand] = OrderedDict()  # least recent client first
 
     def __len__(self) -> int:
         return len(self._demands)
 
     def add(self, client: str, size: int, now: float) -> None:
-        """Note that a client asks for so many units."""
+        """Count a request for `size` units."""
         known = self._demands.pop(client, None)
         rate = known.rate_at(now) if known else 0.0
         self._demands[client] = _Demand(rate + size / _MEASURED_S, now)
@@ -48,12 +48,12 @@ class Demands:
             self._demands.popitem(last=False)
 
     def rates(self, now: float, present: Container[str] = ()) -> Iterator[tuple[str, float]]:
-        """Yield the units a second of each client that goes on to ask.
+        """Yield name and units per second of each client that is expected to send more requests.
 
         Parameters
         ----------
         present : container of str
-            Clients that wait for what they asked for, and so are silent for a reason.
+            Clients with requests in progress. They count as active although they send no new ones.
         """
         for client, demand in self._demands.items():
             if client in present or demand.at >= now - _GONE_S:

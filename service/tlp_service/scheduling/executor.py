@@ -1,4 +1,4 @@
-"""The threads that work: they take from a fair queue whenever they are free, and wait for nothing else."""
+"""Worker threads that take batches from a fair queue."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tlp_service.scheduling.job import Job, Slice
 
 Result = TypeVar("Result")
 
-#: Seconds that `Executor.close` waits for the batches that are being worked on.
+#: Maximum seconds that `Executor.close` waits for batches in progress.
 _CLOSING_S = 10.0
 
 
 class Work(ABC, Generic[Result]):
-    """What one job does, unit by unit; `future` gets what it comes to.
+    """The work of one job, done unit by unit; `future` gets the result.
 
-    `lane`, `size`, `opening` and `nbytes` are those of `Job`.
+    `lane`, `size`, `opening` and `nbytes` have the same meaning as in `Job`.
     """
 
     lane: Hashable = None
     opening: int = 0
-    #: Units that the last slice found to be left beyond `size`, for work whose amount is not known before. Such work runs in
-    #: one thread at a time.
+    #: Units beyond `size` that the last slice found, for work whose amount is not known in advance.
+    #: Such work runs in one thread at a time.
     more: int = 0
 
     def __init__(self) -> None:
@@ -43,23 +43,23 @@ class Work(ABC, Generic[Result]):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that it holds until it is over."""
+        """Bytes that the work occupies until its job is over."""
 
     @abstractmethod
     def run(self, first: int, count: int) -> None:
-        """Do `count` units from place `first`."""
+        """Do `count` units, beginning with unit `first`."""
 
     def run_together(self, parts: Sequence[tuple[Any, int, int]]) -> None:
-        """Do units of several works of this lane, ``(work, first, count)`` each, where the queue mixes."""
+        """Do units of several jobs of this lane in one batch, given as ``(work, first, count)``."""
         for work, first, count in parts:
             work.run(first, count)
 
     @abstractmethod
     def result(self) -> Result:
-        """Return what all units came to."""
+        """Return the result after all units are done."""
 
     def failure(self, error: Exception) -> Exception:
-        """Return what the future gets where a unit has raised."""
+        """Return the exception for the future after a unit raised `error`."""
         return error
 
 
@@ -67,22 +67,22 @@ W = TypeVar("W", bound=Work[Any])
 
 
 class Executor(Generic[W]):
-    """Does the work of jobs in threads of its own.
+    """Does the work of jobs in its own threads.
 
     Parameters
     ----------
     queue : FairQueue
-        What is next; owned by the executor from here on.
+        Queue of jobs. From now on, only the executor may use it.
     threads : int
-        Batches that are worked on at a time.
+        Number of threads, and so the maximum number of concurrent batches.
     chunk : int
-        Most units of one batch.
+        Maximum units of one batch.
     name : str
-        Of the threads.
+        Part of the names of the threads.
     before : callable
-        Called before each batch: it may wait.
+        Called before each batch; it may block to delay the batch.
     clock : callable
-        Seconds, monotonic.
+        Returns the current time in seconds; must be monotonic.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Executor(Generic[W]):
 
     @property
     def waiting(self) -> int:
-        """Units that wait now."""
+        """Number of queued units."""
         return self._queue.waiting
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are jobs that are not over."""
+        """Whether there are unfinished jobs."""
         return not self._queue.is_empty
 
     @property
@@ -124,23 +124,23 @@ class Executor(Generic[W]):
 
     @property
     def clients(self) -> int:
-        """Clients that wait now."""
+        """Number of clients with queued work."""
         return self._queue.clients
 
     @property
     def rate(self) -> float:
-        """Units a second, as measured."""
+        """Measured service rate in units per second."""
         return self._queue.rate
 
     def submit(self, work: W, client: str, deadline_s: float | None = None) -> Job[W]:
-        """Queue work; what it comes to is the result of its future.
+        """Queue work; its future gets the result.
 
         Parameters
         ----------
         client : str
-            In whose name; clients are served in turn.
+            Name of the client, for fair queueing.
         deadline_s : float or None
-            Seconds from now after which nobody waits.
+            Seconds from now after which the client no longer waits.
 
         Raises
         ------
@@ -160,12 +160,12 @@ class Executor(Generic[W]):
         return job
 
     def check(self, client: str, size: int, deadline_s: float | None) -> None:
-        """Raise what `submit` would raise for work of that size, before it is there.
+        """Raise the error that `submit` would raise for work of that size, before the work exists.
 
         Raises
         ------
         QueueFull, NotReady
-            As `submit`.
+            See `submit`.
         """
         now = self._clock()
         deadline = None if deadline_s is None else now + deadline_s
@@ -175,13 +175,16 @@ class Executor(Generic[W]):
             self._queue.check(client, size, deadline, now)
 
     def withdraw(self, job: Job[W]) -> None:
-        """Forget a job that nobody waits for; a batch that is being worked on is not stopped."""
+        """Remove a job whose client left; a batch in progress is not interrupted."""
         with self._changed:
             self._queue.withdraw(job)
-            self._changed.notify(len(self._threads))  # what waited for its opening can be taken now
+            self._changed.notify(len(self._threads))  # a job may become ready
 
     def drain(self, seconds: float) -> None:
-        """Refuse what comes, what has not begun, and what cannot be done in so many seconds; the rest ends as usual."""
+        """Refuse new jobs, jobs that have not begun, and jobs that cannot be done within `seconds`.
+
+        The other jobs are completed as usual.
+        """
         with self._changed:
             self._is_draining = True
             room = seconds * self.rate
@@ -193,13 +196,13 @@ class Executor(Generic[W]):
         self._refuse(lambda job: job not in ending)
 
     def close(self) -> None:
-        """Refuse all that is left, and end the threads when their batches are done."""
+        """Refuse all remaining jobs, and end the threads after their current batches."""
         with self._changed:
             self._is_draining = self._is_closed = True
             self._changed.notify_all()
         until = time.monotonic() + _CLOSING_S
         for thread in self._threads:
-            # A thread that hangs in a device must not keep the process alive.
+            # The wait is bounded, because a thread that hangs in a device must not keep the process alive.
             thread.join(max(0.0, until - time.monotonic()))
         self._refuse(lambda job: True)
 
@@ -213,10 +216,10 @@ class Executor(Generic[W]):
 
     def _work(self) -> None:
         while self._turn():
-            pass  # nothing of a turn is held while the next one waits
+            pass  # a separate method, so that no object of a batch stays alive while the thread is idle
 
     def _turn(self) -> bool:
-        """Do what is next; return whether there may be more."""
+        """Do the next batch; return False if the executor is closed."""
         taken = self._take()
         if taken is None:
             return False
@@ -228,10 +231,10 @@ class Executor(Generic[W]):
         return True
 
     def _take(self) -> tuple[list[Slice[W]], list[Job[W]], float] | None:
-        """Return the next batch and who is too late for it, as soon as there is either; None at the end.
+        """Wait for the next batch or for late jobs and return them; return None if the executor is closed.
 
-        The third is since when this thread was free for it. What passes until it has the batch, because other threads
-        have the interpreter, counts in the rate.
+        The third element is the time when this thread became idle. Time spent waiting for the GIL after that
+        counts toward the measured rate.
         """
         free_since = self._clock()
         with self._changed:
@@ -253,13 +256,13 @@ class Executor(Generic[W]):
                 first.run_together([(part.job.work, part.first, part.count) for part in slices])
         except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
             if len(slices) > 1:
-                # Whose fault it is shows when each is done by itself.
+                # Run each job alone to find the one that fails.
                 for part in slices:
                     self._run([part], self._clock())
                 return
             self.withdraw(slices[0].job)
             _fail(slices[0].job, first.failure(error))
-            started = self._clock() + 1  # a failure does not tell the rate
+            started = self._clock() + 1  # a failure must not affect the measured rate
         seconds = max(0.0, self._clock() - started) / len(self._threads)
         total = sum(part.count for part in slices)
         with self._changed:

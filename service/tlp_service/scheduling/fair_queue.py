@@ -1,10 +1,10 @@
-"""Whose work is done next: a policy without threads, clock or network of its own.
+"""A fair queue with admission control. It has no threads, clock or network of its own.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996), counted in units of work: candidates where they are scored, bytes where bodies
-are read. Each client has one FIFO and a start tag: how many units it has been served since the queue was last empty. The client
-with the least tag is served a slice, and its tag grows by the slice. A client that comes back begins at the tag that is being
-served, so it neither waits for those that are behind it nor is paid for the time it was away. Between clients that all have work
-this is round robin.
+The queue implements start-time fair queueing (Goyal, Vin, Cheng 1996), counted in units of work: candidates
+for scoring, units of reading for bodies. Each client has one FIFO and a start tag: the number of units served
+to it since the queue was last empty. The client with the smallest tag is served a slice, and its tag grows by
+the slice. A client that returns starts at the tag currently being served, so it gets neither a penalty nor
+credit for its absence. Among clients that always have work, this is round robin.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ from tlp_service.errors import DeadlinePassed, QueueFull
 from tlp_service.scheduling.demand import Demands
 from tlp_service.scheduling.job import Job, Slice, Work
 
-#: A request is refused where this times the time that it will probably take goes beyond its deadline.
+#: Safety factor of admission control: a request is refused if this times its estimated time exceeds its
+#: deadline.
 _CAUTION = 1.4
 
-#: Steps in which it is found how much will come while a job waits.
+#: Iterations of the estimate of how much work arrives while a job is queued.
 _STEPS = 3
 
-#: Share of what was measured that the next slice displaces.
+#: Smoothing factor of the average service rate.
 _NEWNESS = 0.05
 
-#: Clients whose demand, or whose tag while they have no work, is remembered.
+#: Maximum number of clients whose demand is tracked, and of idle clients whose tag is kept.
 _REMEMBERED_CLIENTS = 1024
 
 
 @dataclass(slots=True, eq=False)
 class _Client(Generic[Work]):
     tag: float
-    turn: int  # 0 for who has just come
+    turn: int  # number of its last turn; 0 before the first
     jobs: deque[Job[Work]] = field(default_factory=deque)
     left: int = 0
 
 
 class FairQueue(Generic[Work]):
-    """Jobs that wait, and the order in which their work is taken. Not thread-safe.
+    """Queued jobs, and the order in which their work is done. Not thread-safe.
 
     Parameters
     ----------
     max_size, max_bytes : int
-        What may wait. A client may always have its share of that, which is all of it for the only one.
+        Maximum units and bytes in the queue. Each client is entitled to an equal share; a single client to
+        all.
     rate : float
-        Units a second that are done, until it has been measured.
+        Assumed service rate in units per second, until it has been measured.
     mixes : bool
-        Whether one batch takes from several jobs.
+        Whether one batch may contain slices of several jobs.
     unit : str
-        What is counted, for messages.
+        Name of a unit of work, for error messages.
     """
 
     def __init__(
@@ -62,12 +64,12 @@ class FairQueue(Generic[Work]):
         self._max_bytes = max_bytes
         self._mixes = mixes
         self._unit = unit
-        # Decayed sums of what was measured: a long slice counts for more than a short one.
+        # Decaying sums of units and seconds, so that a long slice has more weight than a short one.
         self._measured, self._measured_s = rate, 1.0
-        self._clients: dict[str, _Client[Work]] = {}  # those that have jobs
-        self._idle: dict[str, float] = {}  # tags of those that have none
+        self._clients: dict[str, _Client[Work]] = {}  # clients with queued jobs
+        self._idle: dict[str, float] = {}  # tags of clients without queued jobs
         self._demands = Demands(_REMEMBERED_CLIENTS)
-        self._now = 0.0  # the tag that is being served
+        self._now = 0.0  # tag of the client being served
         self._turns = 0
         self._held: set[Job[Work]] = set()
         self._bytes_of: Counter[str] = Counter()
@@ -75,29 +77,29 @@ class FairQueue(Generic[Work]):
 
     @property
     def rate(self) -> float:
-        """Units a second, as measured."""
+        """Measured service rate in units per second."""
         return self._measured / self._measured_s
 
     @property
     def clients(self) -> int:
-        """Clients that have work waiting."""
+        """Number of clients with queued work."""
         return len(self._clients)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all jobs that are not over."""
+        """Bytes of all unfinished jobs."""
         return self._bytes_of.total()
 
     def offer(self, job: Job[Work], now: float) -> None:
-        """Take a job in.
+        """Add a job to the queue.
 
         Raises
         ------
         DeadlinePassed
             If its deadline has passed.
         QueueFull
-            If it does not fit, or will probably not be done by its deadline. An empty queue takes everything: a rate
-            that was measured wrong is then measured anew.
+            If the job does not fit, or would probably miss its deadline. An empty queue accepts every job, so
+            a wrong estimate of the rate corrects itself.
         """
         if job.deadline is not None and now >= job.deadline:
             raise DeadlinePassed("the deadline passed before the request could be worked on")
@@ -108,22 +110,23 @@ class FairQueue(Generic[Work]):
         self._bytes_of[job.client] += job.nbytes
 
     def check(self, client: str, size: int, deadline: float | None, now: float) -> None:
-        """Raise `QueueFull` where `offer` would for a job of that size and no bytes."""
-        # What is refused unread does not count as asked for: nobody knows whether it was there.
+        """Raise `QueueFull` if `offer` would raise it for a job of that size and 0 bytes."""
+        # A request that is refused unread does not count as demand: its stated size may be wrong.
         self._check_room(client, size, 0, deadline, now)
 
     def seconds_for(self, client: str, size: int, now: float) -> float:
-        """Return how long a job would probably take that comes now.
+        """Return the estimated seconds until a job that arrives now would be done.
 
-        Until it is done its client's work is done, and of each other client at most as much: of what waits, and
-        of what it will bring meanwhile if it goes on to ask as it did.
+        Before the job is done, the queue serves the earlier work of its client, and at most as much of each
+        other client. That includes the work that other clients will send in the meantime at their current
+        rates.
         """
         own = self._clients.get(client)
         ahead = size + (own.left if own else 0)
         others = {name: other.left for name, other in self._clients.items() if name != client}
         rates = {name: rate for name, rate in self._demands.rates(now, self._bytes_of) if name != client}
         seconds = (ahead + sum(min(left, ahead) for left in others.values())) / self.rate
-        for _ in range(_STEPS if rates else 0):  # what comes meanwhile makes it longer, in which more comes
+        for _ in range(_STEPS if rates else 0):  # arriving work prolongs the wait, in which more work arrives
             coming = (
                 min(others.get(name, 0) + rates.get(name, 0.0) * seconds, ahead)
                 for name in others.keys() | rates.keys()
@@ -132,15 +135,16 @@ class FairQueue(Generic[Work]):
         return seconds
 
     def take(self, max_units: int, now: float) -> tuple[list[Slice[Work]], list[Job[Work]]]:
-        """Return what to do next, at most `max_units` units of one lane beside openings, and the jobs that were found too late.
+        """Return the slices of the next batch, and the jobs whose deadline has passed.
 
-        Nothing is returned only if nothing waits but for openings that are being done.
+        The batch has at most `max_units` units of one lane, not counting openings. It is empty only if
+        nothing is queued, except for jobs that wait for their opening.
         """
         slices: list[Slice[Work]] = []
         late: list[Job[Work]] = []
         room = max_units
         for name, client in sorted(self._clients.items(), key=_place) if self._mixes else self._best():
-            # One that is being opened does not keep its client's others waiting.
+            # A job whose opening is in progress does not block the other jobs of its client.
             while room > 0 and (job := next((j for j in client.jobs if j.next_slice), None)) is not None:
                 if job.deadline is not None and now >= job.deadline:
                     self.withdraw(job)
@@ -160,14 +164,14 @@ class FairQueue(Generic[Work]):
         return slices, late
 
     def returned(self, part: Slice[Work], seconds: float, more: int = 0) -> bool:
-        """Note that a slice was done; return whether its job is done with that.
+        """Record that a slice is done; return whether that completes its job.
 
         Parameters
         ----------
         seconds : float
-            For how long it kept all of the processor busy; 0 for what does not tell the rate.
+            Seconds for which the slice kept the whole processor busy; 0 if it must not affect the rate.
         more : int
-            Units of the job that were not known before. They are queued behind the other jobs of its client.
+            Additional units found while doing the slice. They are queued behind the other jobs of the client.
         """
         if seconds > 0:
             self._measured = (1 - _NEWNESS) * self._measured + part.count
@@ -184,7 +188,7 @@ class FairQueue(Generic[Work]):
         return True
 
     def withdraw(self, job: Job[Work]) -> None:
-        """Forget a job that nobody waits for any more, and what it has waiting; one that is over stays so."""
+        """Remove a job and its queued work because its caller left; do nothing if it is over already."""
         if job.is_over:
             return
         self._end(job)
@@ -195,11 +199,11 @@ class FairQueue(Generic[Work]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether all jobs are over."""
+        """Whether there are no unfinished jobs."""
         return not self._held
 
     def held(self) -> list[Job[Work]]:
-        """Return the jobs that are not over."""
+        """Return the unfinished jobs."""
         return list(self._held)
 
     def _check_room(self, client: str, size: int, nbytes: int, deadline: float | None, now: float) -> None:
@@ -209,8 +213,8 @@ class FairQueue(Generic[Work]):
             seconds = self.seconds_for(client, size, now)
             if now + _CAUTION * seconds > deadline:
                 raise QueueFull(
-                    f"{self.waiting} {self._unit} wait already: these would take some {seconds:.1f} s, "
-                    f"beyond their deadline",
+                    f"queue full: {self.waiting} {self._unit} are queued, so this request would take about "
+                    f"{seconds:.1f} s, beyond its deadline; retry later",
                     retry_after=math.ceil(_CAUTION * seconds - (deadline - now)),
                 )
         clients = len(self._clients.keys() | {client})
@@ -219,15 +223,20 @@ class FairQueue(Generic[Work]):
             (self.waiting + size, own + size, self._max_size, self._unit),
             (self.held_bytes + nbytes, self._bytes_of[client] + nbytes, self._max_bytes, "bytes"),
         ):
-            # Beyond the bound a client that has little still gets its share, for else one could fill it for all.
+            # Up to twice the bound, a client below its share is still admitted. Otherwise one client could
+            # lock out all others.
             if waiting > 2 * limit or (waiting > limit and of_client > limit // clients):
                 raise QueueFull(
-                    f"{waiting} {what} would wait with these, of them {of_client} of {client!r}, where {limit} may",
+                    f"queue full: this request would bring it to {waiting} {what} (limit {limit}), "
+                    f"{of_client} of them from client {client!r}; retry later",
                     retry_after=max(1, math.ceil(self.waiting / self.rate)),
                 )
 
     def _best(self) -> Iterator[tuple[str, _Client[Work]]]:
-        """Yield the client whose turn it is; looked for anew each time, for one may be left without jobs meanwhile."""
+        """Yield clients in order of their tags.
+
+        The next one is searched anew each time, because a client may run out of jobs in the meantime.
+        """
         passed_over: set[str] = set()
         while len(passed_over) < len(self._clients):
             name, client = min(((n, c) for n, c in self._clients.items() if n not in passed_over), key=_place)
@@ -273,11 +282,12 @@ class FairQueue(Generic[Work]):
         del self._clients[name]
         self._idle[name] = client.tag
         if not self._clients:
-            # Nobody waits, so nobody is owed anything.
+            # The queue is empty, so no client is owed service and all tags restart at 0.
             self._idle.clear()
             self._now = 0.0
         elif len(self._idle) > _REMEMBERED_CLIENTS:
-            # Callers choose their names, so the number of idle clients needs a bound: keep the latest of those whose tag is ahead.
+            # Callers choose their names, so the number of idle clients needs a bound. Keep the latest of
+            # those whose tag is ahead.
             owed = [(name, tag) for name, tag in self._idle.items() if tag > self._now]
             self._idle = dict(owed[-_REMEMBERED_CLIENTS // 2 :])
 
@@ -290,6 +300,6 @@ class FairQueue(Generic[Work]):
 
 
 def _place(item: tuple[str, _Client[Work]]) -> tuple[float, int, int]:
-    """Where tags are equal, who has just come is before who had a turn; of those the one that asks for least."""
+    """Return the sort key of a client: its tag, then its last turn, then the size of its queued work."""
     client = item[1]
     return client.tag, client.turn, client.left

@@ -1,25 +1,27 @@
-"""Work that nobody waits for, held up while there is other work."""
+"""Background work that yields to work with waiting clients."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-#: Seconds that work waits before it has as long for itself, whatever else there is.
+#: Maximum seconds for which background work is delayed. After that it runs undelayed for as long.
 _TURN_S = 0.2
-#: Seconds between two looks.
+#: Seconds between two checks for other work.
 _LOOK_S = 0.001
 
 
 class GiveWay:
-    """Waits while there is other work; half of the time at most, so a server that never rests does this work, too.
+    """Delays background work while there is other work.
+
+    The delay takes at most half of the time, so a server that is always busy does the background work, too.
 
     Parameters
     ----------
     is_busy : callable
         Returns whether there is other work.
     clock, sleep : callable
-        Seconds, monotonic, and to let some pass.
+        Replacements for `time.monotonic` and `time.sleep`; for tests.
     """
 
     def __init__(
@@ -32,16 +34,16 @@ class GiveWay:
         self._clock = clock
         self._sleep = sleep
         self._own_until = self._last = float("-inf")
-        # Added up over calls: else other work in short pieces, with a moment between two, would always go first.
+        # Summed over calls. Otherwise many short pieces of other work would delay this work for ever.
         self._waited = 0.0
 
     def __call__(self) -> None:
-        """Wait for a turn."""
+        """Wait until background work may run."""
         came = self._clock()
         if came < self._own_until:
             return
         if not self._is_busy():
-            # Since the last call it was not kept from work.
+            # This work was not delayed since the last call, so reduce its accumulated delay.
             self._waited = max(0.0, self._waited - (came - self._last))
         while self._is_busy():
             if self._waited + self._clock() - came >= _TURN_S:

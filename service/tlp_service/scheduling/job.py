@@ -1,4 +1,4 @@
-"""What waits in a queue, and the parts in which it is done."""
+"""Jobs of a queue, and the slices in which they are done."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Job(Generic[Work]):
     Parameters
     ----------
     client : str
-        Whose it is.
+        Name of the client that sent the request.
     lane : hashable
-        What does it; work of two lanes is never in one batch.
+        Key of the batches that the job may join. A batch never mixes two lanes.
     size : int
         Units of work, at least one.
     opening : int
-        Units that have to be done before others, all in the first slice; 0 if there are none.
+        Units that must be done before the others, all in the first slice; 0 if there are none.
     nbytes : int
-        Bytes that it holds until it is over.
+        Bytes that the job occupies until it is over.
     deadline : float or None
-        Time after which nobody waits for it.
+        Time after which the client no longer waits.
     work : object
-        What to do, not looked at here.
+        The work itself, which the queue passes on unchanged.
     taken, done : int
-        Units that were handed out, and that came back.
+        Units handed out in slices, and units completed.
     is_over : bool
-        Whether it has ended: done, withdrawn or too late.
+        Whether the job has ended: done, withdrawn or past its deadline.
     """
 
     client: str
@@ -48,12 +48,12 @@ class Job(Generic[Work]):
 
     @property
     def left(self) -> int:
-        """Units that were not handed out."""
+        """Units not handed out yet."""
         return self.size - self.taken
 
     @property
     def next_slice(self) -> int:
-        """Units that can be handed out now beside the opening: none while that is being done."""
+        """Units that can be handed out now, not counting the opening; 0 while the opening is in progress."""
         if self.taken == 0:
             return self.size - self.opening
         return self.left if self.done >= self.opening else 0
@@ -61,7 +61,7 @@ class Job(Generic[Work]):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Generic[Work]):
-    """Work of a job that is done together: `count` units from place `first`."""
+    """Part of a job: `count` units, beginning with unit `first`."""
 
     job: Job[Work]
     first: int

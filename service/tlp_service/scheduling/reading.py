@@ -1,4 +1,4 @@
-"""Reading a body as work that gives way to other bodies."""
+"""Reading of request bodies in slices, so that other bodies get their turn."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tlp_service.scheduling.steps import Steps, advance
 
 T = TypeVar("T")
 
-#: Units of work (see `tlp_service.scheduling.steps`) per slice in a thread, and of a small body on the event loop: about 5 ms.
+#: Units of work (see `tlp_service.scheduling.steps`) per slice in a thread, and of a small body on the event
+#: loop: about 5 ms.
 SLICE = 1 << 18
-#: Units of work per byte of an ordinary body. The first slice has room for all of them, so ordinary bodies are read
-#: without interruption, and the queue can estimate how long the waiting ones will take.
+#: Units of work per byte of an ordinary body. The first slice has room for all of them, so ordinary bodies
+#: are read without interruption, and the queue can estimate how long the waiting ones will take.
 UNITS_PER_BYTE = 8
 
 
@@ -24,7 +25,8 @@ class Reading(Work[T]):
     steps : Steps
         Compute the result; other requests get their turn between two slices of them.
     size : int
-        Units of work that are known before the start (see `tlp_service.scheduling.steps`), such as the bytes of the body.
+        Units of work that are known before the start (see `tlp_service.scheduling.steps`), such as the bytes
+        of the body.
     expected : int, optional
         Units that the first slice may take.
     """
@@ -33,7 +35,7 @@ class Reading(Work[T]):
         super().__init__()
         self._expected = expected
         self._steps = steps
-        self._next = size  # units of the next step
+        self._next = size  # cost of the next step, in units
         self._said: Any = None
 
     @property

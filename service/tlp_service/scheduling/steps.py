@@ -1,4 +1,4 @@
-"""Computations that can be suspended or abandoned between two steps, so that other requests get their turn."""
+"""Computations that can be suspended between two steps, so that other requests get their turn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-#: A computation that yields the cost of each step before doing it, and returns the result. The cost is in units of work:
-#: one unit is the time to read a byte of JSON, about 20 ns.
+#: A computation that yields the cost of each step before doing it, and returns the result. The cost is in
+#: units of work: one unit is the time to read a byte of JSON, about 20 ns.
 Steps: TypeAlias = Generator[int, None, T]
 
 

@@ -1,1 +1,1 @@
-"""From candidates to scores on ONNX Runtime."""
+"""Scoring of predict requests with a model version."""

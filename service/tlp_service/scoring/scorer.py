@@ -29,13 +29,13 @@ class Scored:
     Parameters
     ----------
     platform_kind : {"cpu", "gpu"}
-        Network that scored.
+        Kind of the network that scored.
     scores : ndarray of float64, shape (candidates,)
-        In (0, 1]; NaN for the candidates in `errors`.
+        Scores in (0, 1]; NaN for the candidates in `errors`.
     errors : dict
-        Position of a candidate -> why it has no score.
+        Reason for each candidate without a score, by position.
     truncated : int
-        Candidates longer than the network reads; their last primitives did not count.
+        Number of candidates longer than the network can read. Their last primitives were ignored.
     """
 
     platform_kind: PlatformKind
@@ -51,19 +51,20 @@ class PreparedRequest:
     Parameters
     ----------
     scorer : Scorer
-        The version that it was prepared for, which must finish it.
+        Version that prepared the request and must finish it.
     network : Network
-        Which network of the version scores it.
+        Network of the version that scores the request.
     report_invalid : bool
-        Whether an invalid candidate gets an error of its own instead of refusing the request.
+        Whether an invalid candidate is reported individually instead of refusing the whole request.
     errors : dict
-        Position of a candidate -> why it gets no score.
+        Reason for each candidate that gets no score, by position.
     truncated : int
-        Candidates longer than the network reads.
+        Number of candidates longer than the network can read.
     candidates : ScoringWork
-        The work; those in `errors` are scored, too, as if they were empty or had unknown rows.
+        The scoring work. It includes the candidates in `errors`, as if they were empty or had unknown rows.
     validity : ScoringWork or None
-        The work that tells how likely each is to run, where the request asks for it.
+        The work that predicts the probability that each candidate runs; None if the request does not ask for
+        it.
     """
 
     scorer: Scorer
@@ -83,7 +84,7 @@ class Scorer:
     folder : Path
         Folder of the version.
     device : {"cpu", "cuda"}
-        Where its networks run.
+        Device on which its networks run.
     threads : int
         Threads that share the work of one batch.
 
@@ -92,7 +93,7 @@ class Scorer:
     BadVersion
         If the version is missing, damaged, of another schema, or gives scores that are not finite.
     BadSettings
-        If the device cannot be had.
+        If the device is not available.
     """
 
     def __init__(self, folder: Path, device: Device = "cpu", threads: int = 1) -> None:
@@ -106,16 +107,16 @@ class Scorer:
 
     @property
     def provider(self) -> str:
-        """Execution provider that runs the networks, as ONNX Runtime reports it."""
+        """Name of the execution provider of the networks, as ONNX Runtime reports it."""
         return next(iter(self._networks.values())).provider
 
     @property
     def mixes(self) -> bool:
-        """Whether candidates of several requests gain from being in one run."""
+        """Whether to batch candidates of several requests."""
         return next(iter(self._networks.values())).mixes
 
     def loaded(self, network: Network) -> OnnxNetwork:
-        """Return a network of the version as it is loaded."""
+        """Return the loaded form of a network of the version."""
         return self._networks[network.file]
 
     def prepare(self, request: ScoreRequest) -> PreparedRequest:
@@ -126,8 +127,8 @@ class Scorer:
         UnknownName
             If the version does not know the platform.
         InvalidBody
-            If a candidate is invalid and the request does not ask for errors by candidate, or if
-            neither platform nor target decides the network, or it does not read the dialect.
+            If a candidate is invalid and ``on_invalid`` is not ``report``, if neither platform nor target
+            determines the network, or if the network does not support the dialect.
         """
         return finished(self.prepare_in_steps(request))
 
@@ -140,7 +141,7 @@ class Scorer:
     def prepare_all_in_steps(
         self, requests: Sequence[ScoreRequest]
     ) -> Steps[list[PreparedRequest | InvalidBody | UnknownName]]:
-        """Do what `prepare` does for many requests at once; the result of a refused request is its exception."""
+        """Do the same as `prepare` for many requests; the result of a refused one is its exception."""
         found: list[Asked | InvalidBody | UnknownName] = []
         for request in requests:
             try:
@@ -175,7 +176,10 @@ class Scorer:
     def probabilities(
         self, prepared: PreparedRequest, log_odds: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float64]:
-        """Return how likely each candidate is to build and run, from what `PreparedRequest.validity` gave; NaN for those in `errors`."""
+        """Return the probability that each candidate builds and runs; NaN for those in `errors`.
+
+        `log_odds` is the result of `PreparedRequest.validity`.
+        """
         chances: npt.NDArray[np.float64] = 1 / (1 + np.exp(-log_odds.astype(np.float64).clip(-50, 50)))
         chances[list(prepared.errors)] = np.nan
         return chances
@@ -183,18 +187,18 @@ class Scorer:
     def finish(self, prepared: PreparedRequest, raw: npt.NDArray[np.float32]) -> Scored:
         """Return the served scores of prepared candidates.
 
-        A candidate's score is that of the network alone, within rounding (1e-5): it depends neither on the others of the
-        request, nor on their order, nor on other requests.
+        A candidate's score depends only on the candidate, up to rounding (1e-5). It depends neither on the
+        other candidates of the request, nor on their order, nor on other requests.
 
         Parameters
         ----------
         raw : ndarray of float32, shape (candidates,)
-            Their raw scores.
+            Raw scores of the candidates.
 
         Raises
         ------
         ScoringFailed
-            If a score is not finite and the request does not ask for errors by candidate.
+            If a score is not finite and ``on_invalid`` is not ``report``.
         """
         network, errors = prepared.network, dict(prepared.errors)
         scores = family_named(network.features).scores(network, raw)
@@ -216,7 +220,7 @@ class Scorer:
 
 
 def _inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
-    """Compute the inputs of many requests, those of one family together."""
+    """Compute the inputs of many requests, grouped by family."""
     by_family: dict[Family, list[int]] = {}
     for place, one in enumerate(asked):
         by_family.setdefault(family_named(one.network.features), []).append(place)
@@ -228,7 +232,7 @@ def _inputs_in_steps(asked: Sequence[Asked]) -> Steps[list[Inputs]]:
 
 
 def _load(folder: Path, network: Network, file: str, device: Device, threads: int) -> OnnxNetwork:
-    """Load one of the files of a network, check what it reads, and run it once."""
+    """Load one of the files of a network, check its inputs, and run it once."""
     loaded = OnnxNetwork(folder / file, device, threads)
     try:
         family = family_named(network.features)
@@ -240,7 +244,7 @@ def _load(folder: Path, network: Network, file: str, device: Device, threads: in
 
 
 def _warm_up(loaded: OnnxNetwork, network: Network, folder: Path) -> None:
-    """Run the network once before anybody waits for it; a candidate without primitives is a legal one."""
+    """Run the network once on candidates without primitives, so that no request waits for the first run."""
     family = family_named(network.features)
     inputs = family.empty(network)
     scores = loaded.score_all(inputs.table, inputs.plan)

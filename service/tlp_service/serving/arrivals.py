@@ -24,12 +24,14 @@ _MAX_READ_S = 5.0
 class Arrivals:
     """Notifies requests when a version has been loaded, or will not be.
 
-    The thread that loads versions reports its cycles with `begin`, `tell` and `end`. Requests wait on one event loop.
+    The thread that loads versions reports its cycles with `begin`, `tell` and `end`. Requests wait on one
+    event loop.
 
     Parameters
     ----------
     coming : callable
-        Reads the registry and returns the versions that this server should hold. Called in a thread, one call at a time.
+        Reads the registry and returns the versions that this server should hold. Called in a thread, one call
+        at a time.
     wake : callable
         Makes the next cycle begin now.
     """
@@ -39,7 +41,7 @@ class Arrivals:
         self._wake = wake
         self._lock = threading.Lock()
         self._listeners: set[Callable[[], object]] = set()
-        self._begun = self._ended = 0  # cycles
+        self._begun = self._ended = 0  # numbers of the last cycle that began, and that ended
         self._is_closed = False
         self._read_s = float("-inf")
         self._last_read: asyncio.Future[frozenset[str]] | None = None
@@ -105,9 +107,10 @@ class Arrivals:
             await changed.wait()
 
     async def _coming_versions(self) -> frozenset[str]:
-        """Return the versions of a registry read that begins after this call; concurrent callers share one read.
+        """Return the versions from a registry read that begins after this call.
 
-        Return none if the registry hangs. Otherwise callers who invent version names could hold connections open.
+        Concurrent callers share one read. Return no versions if the registry hangs. Otherwise callers who
+        invent version names could hold connections open.
         """
         if self._next_read is None:
             self._next_read = asyncio.ensure_future(self._read_next(self._last_read))

@@ -1,4 +1,4 @@
-"""How this machine scores fastest, from a short measurement at start."""
+"""Calibrates at start how many threads and which batch size score fastest on this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from tlp_service.versions.manifest import Network
 
 log = logging.getLogger(__name__)
 
-#: Candidates a batch that are tried. A CPU is fastest while the activations stay in its cache, a GPU with many at a time.
+#: Batch sizes to try, in candidates.
+#: A CPU is fastest while the activations fit its cache, and a GPU with large batches.
 _CHUNKS: dict[Device, tuple[int, ...]] = {"cpu": (16, 32, 64, 128), "cuda": (512, 2048, 8192)}
 
-#: The smallest chunk is taken that is at most so much slower than the best: others wait less for it.
+#: The smallest batch size with at least this share of the best rate is chosen: small batches delay others
+#: less.
 _WORTH = 0.95
 
-#: Batches that may be scored at a time; each costs Python some time that no other can use.
+#: Maximum number of concurrent batches. Each needs the GIL for a while, which the others cannot use then.
 _MAX_EXECUTORS = 16
 
-#: Seconds after which nothing else is tried.
+#: Maximum seconds after which no further setting is tried.
 _PATIENCE_S = 2.0
 
 _PROBE_CANDIDATES: dict[Device, int] = {"cpu": 512, "cuda": 32768}
@@ -36,20 +38,20 @@ _PROBE_CANDIDATES: dict[Device, int] = {"cpu": 512, "cuda": 32768}
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How batches are scored.
+    """The settings with which batches are scored.
 
     Parameters
     ----------
     executors : int
-        Batches that are scored at a time.
+        Number of batches that are scored concurrently.
     threads : int
         Threads that share the work of one batch.
     chunk : int
-        Most candidates of a batch.
+        Maximum candidates per batch.
     precision : {"fp32"}
-        Of the network's arithmetic.
+        Numeric precision of the network.
     candidates_per_s : float
-        What was measured with these.
+        Measured rate with these settings.
     """
 
     executors: int
@@ -60,18 +62,18 @@ class Calibration:
 
 
 def calibrate(folder: Path, probed: Network, device: Device, cpus: int, chunk: int = 0) -> Calibration:
-    """Measure some settings with candidates made up for it, and return the best.
+    """Measure several settings with synthetic candidates, and return the best.
 
     Parameters
     ----------
     folder : Path
         Folder of the version.
     probed : Network
-        Which of its networks is measured.
+        Network of the version to measure with.
     cpus : int
-        Threads that there may be in all.
+        Maximum number of threads in total.
     chunk : int
-        Candidates a batch; 0 to choose.
+        Candidates per batch; 0 to find the best.
     """
     chunks = (chunk,) if chunk else _CHUNKS[device]
     inputs = family_named(probed.features).probe(probed, _PROBE_CANDIDATES[device])
@@ -93,7 +95,7 @@ def calibrate(folder: Path, probed: Network, device: Device, cpus: int, chunk: i
 
 
 def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
-    """Yield (executors, threads of each) to try."""
+    """Yield the pairs of executors and threads per executor to try."""
     if device == "cuda":
         yield 1, 1  # one stream
         return
@@ -106,7 +108,7 @@ def _divisions(device: Device, cpus: int) -> Iterator[tuple[int, int]]:
 
 
 def _measure(network: OnnxNetwork, inputs: Inputs, executors: int, chunk: int) -> float:
-    """Return candidates a second; the better of two, for whatever disturbs makes it slower."""
+    """Return the better of two rates in candidates per second; disturbances only make a run slower."""
     queue: FairQueue[ScoringWork] = FairQueue(sys.maxsize, sys.maxsize, rate=1.0)
     executor = Executor(queue, executors, chunk)
     try:

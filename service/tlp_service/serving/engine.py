@@ -21,19 +21,20 @@ from tlp_service.serving.versions import Versions
 from tlp_service.settings import Settings
 from tlp_service.versions.registry import Registry
 
-#: Bytes above which a body counts as large: reading it takes far longer than a search's call of 2,048 candidates.
+#: Bytes above which a body counts as large: reading it takes far longer than a search's call of 2,048
+#: candidates.
 LARGE = 1 << 20
-#: Bytes per second that are read, until it has been measured.
+#: Assumed rate of reading bodies in bytes per second, until it has been measured.
 _READ_BYTES_PER_S = 1e7
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The loaded versions, who keeps them as the registry says, and the threads that read bodies and score with them."""
+    """The loaded versions, their follower, and the threads that read bodies and score candidates."""
 
     versions: Versions
     registry: Registry
-    follower: Follower | None  # None where one version serves whatever the registry says
+    follower: Follower | None  # None if the settings name a fixed version
     calibration: Calibration
     executor: Executor[ScoringWork]
     readers: Executor[Reading[Any]]
@@ -41,7 +42,10 @@ class Engine:
     measurement_readers: Executor[Reading[Any]]
 
     def readers_of(self, nbytes: int, is_measured: bool = False) -> Executor[Reading[Any]]:
-        """Return who reads bodies of that size: the very large ones keep only each other waiting, and measurements no predict."""
+        """Return the executor that reads bodies of a size.
+
+        Large bodies delay only each other, and measurements never delay predict requests.
+        """
         if is_measured:
             return self.measurement_readers
         return self.readers if nbytes <= LARGE else self.heavy_readers
@@ -52,11 +56,11 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request is being read or scored, or waits for that."""
+        """Whether any request is queued, being read or being scored."""
         return any(executor.is_busy for executor in self._executors)
 
     def drain(self, seconds: float) -> None:
-        """Refuse what comes, what has not begun, and what would not be done in so many seconds."""
+        """Refuse new requests, those that have not begun, and those that cannot be done within `seconds`."""
         if self.follower is not None:
             self.follower.drain()
         for executor in self._executors:
@@ -69,7 +73,7 @@ class Engine:
 
 
 def start_engine(settings: Settings) -> Engine:
-    """Load the first version and start the threads that score with it, in the way that is fastest here.
+    """Load the first version, and start the threads that score with its fastest settings.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def start_engine(settings: Settings) -> Engine:
         )
     executor = Executor(queue, calibration.executors, calibration.chunk)
     readers, heavy_readers = _start_reader(), _start_reader()
-    # A search waits for its scores; for an acknowledgement nobody does.
+    # Searches wait for scores, but no client waits for the acknowledgement of measurements.
     give_way = GiveWay(lambda: executor.is_busy or readers.is_busy)
     measurement_readers = _start_reader(give_way)
     return Engine(
@@ -105,7 +109,7 @@ def start_engine(settings: Settings) -> Engine:
 
 
 def _start_reader(before: Callable[[], None] = lambda: None) -> Executor[Reading[Any]]:
-    # One thread: several would have one interpreter among them. How many bodies wait is bounded by their memory.
+    # One thread, because of the GIL. The number of queued bodies is bounded by the memory for requests.
     bodies: FairQueue[Reading[Any]] = FairQueue(
         sys.maxsize, sys.maxsize, UNITS_PER_BYTE * _READ_BYTES_PER_S, unit="units of reading"
     )

@@ -1,4 +1,4 @@
-"""The version that a server begins with."""
+"""Chooses and loads the version with which a server starts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ log = logging.getLogger(__name__)
 
 
 def load_first(settings: Settings, registry: Registry) -> tuple[Scorer, Calibration]:
-    """Load the version that is named, else the registry's active one, else the shipped one; and find how it runs fastest.
+    """Load the first version, and calibrate how it runs fastest.
+
+    It is the version in the settings, or else the registry's active one, or else the shipped one.
 
     Raises
     ------
     BadSettings
-        If the registry can't be read, or the device can't be had.
+        If the registry can't be read, or the device is not available.
     BadVersion
-        If the named or the shipped version can't be loaded. An active one is marked, and the one before it taken.
+        If the named or the shipped version can't be loaded. If the active version can't be loaded, it is
+        marked as failed, and the one before it is loaded.
     """
     if settings.model is not None:
         return _load(settings, settings.model)
     _offer_shipped(registry)
     try:
         while (active := registry.journal().active) is not None:
-            folder = Path(active)  # where it can't even be had
+            folder = Path(active)  # used in messages if the checkout fails
             try:
                 with registry.checkout(active) as folder:
                     return _load(settings, folder, is_tried=active != shipped_model().name)
@@ -48,7 +51,7 @@ def load_first(settings: Settings, registry: Registry) -> tuple[Scorer, Calibrat
 
 
 def _offer_shipped(registry: Registry) -> None:
-    """Publish the shipped version, and let it serve if none does, so that there is one to return to."""
+    """Publish the shipped version, and activate it if none is active, so that a roll-back is possible."""
     shipped = shipped_model()
     try:
         journal = registry.begin(registry.publish(shipped), "server")
@@ -62,7 +65,7 @@ def _offer_shipped(registry: Registry) -> None:
 
 
 def _load(settings: Settings, folder: Path, is_tried: bool = False) -> tuple[Scorer, Calibration]:
-    """Load a version; if `is_tried`, try it first in a process of its own, since somebody else published it."""
+    """Load a version; if `is_tried`, first try it in a separate process, since it is not trusted."""
     cpus = settings.threads or usable_cpus()
     if is_tried:
         calibration = VersionLoader(settings.device, cpus, MAX_CPU_S).calibrate(folder, settings.chunk)

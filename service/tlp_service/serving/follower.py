@@ -1,4 +1,4 @@
-"""Keeps the loaded versions as the registry has them."""
+"""Keeps the loaded versions in sync with the registry."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a stopping server waits for a version that is being loaded.
+#: Maximum seconds that a stopping server waits for a version that is being loaded.
 _STOPPING_S = 10.0
 
-#: Upper bound on the seconds until the next try, after loading failed for a reason outside the version, such as memory.
+#: Upper bound on the seconds until the next try, after loading failed for a reason outside the version, such
+#: as memory.
 _MAX_RETRY_S = 60.0
 
 
 class Follower:
-    """Loads what the registry activates, in a thread of its own, and lets it serve once it is warm.
+    """Loads the registry's active version in its own thread, and serves it once it is warmed up.
 
-    Every server holds the active version and those that served last, so a round that began at one server goes on at
-    another. A version that can't be loaded is marked, which has all servers return to the one before.
+    Every server keeps the active version and the previous ones loaded, so a round that began at one server
+    can go on at another. If a version cannot be loaded, it is marked as failed in the registry, and all
+    servers roll back to the version before it.
 
     Parameters
     ----------
     registry : Registry
-        What is followed.
+        Registry to follow.
     versions : Versions
-        The loaded ones; changed by this thread only.
+        The loaded versions. Only this thread changes them.
     load : callable
         Loads, checks and warms up the version in a folder.
     kept : int
-        Versions that stay loaded beside the serving one.
+        Number of versions that stay loaded besides the serving one.
     poll_s : float
-        Seconds after which the registry is looked at, unless somebody calls `wake`.
+        Seconds between two reads of the registry; `wake` triggers a read at once.
     give_up : callable
         Makes the current and all later calls of `load` fail at once.
     """
@@ -65,7 +67,7 @@ class Follower:
         self._give_up = give_up
         self._arrivals = Arrivals(self._coming, self.wake)
         self._failures = 0  # consecutive failures of loading that were not the fault of a version
-        self._metrics = Metrics()  # nobody's, until `start`
+        self._metrics = Metrics()  # a placeholder until `start`
         self._followed: Journal | None = None
         self._lost: set[str] = set()  # versions that this server can't load
         self._has_warned = False
@@ -74,12 +76,12 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="tlp-versions", daemon=True)
 
     def start(self, metrics: Metrics) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._metrics = metrics
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the registry now; any thread may ask for it."""
+        """Make the thread read the registry now. Any thread may call this."""
         self._woken.set()
 
     async def wait_for(self, version: str, seconds: float) -> bool:
@@ -105,7 +107,7 @@ class Follower:
         self._thread.join(_STOPPING_S)
 
     def follow(self) -> None:
-        """Look at the registry once, and load what it says."""
+        """Read the registry once, and load the versions that it names."""
         self._arrivals.begin()
         is_whole = True
         try:
@@ -120,7 +122,7 @@ class Follower:
                 if is_whole:
                     self._followed = journal
         except (OSError, BadVersion, BadSettings, MemoryError) as error:
-            # It may be better in a moment; what serves goes on.
+            # The error may be temporary; the loaded version keeps serving.
             self._note(error)
         else:
             self._note(None)
@@ -133,7 +135,7 @@ class Follower:
             return
         if error is not None and not self._has_warned:
             serving = self._versions.serving.manifest.version
-            log.warning("the registry can't be followed, version %s serves on: %s", serving, error)
+            log.warning("the registry can't be followed, version %s keeps serving: %s", serving, error)
         elif error is None and self._has_warned:
             log.info("the registry can be followed again")
         self._has_warned = error is not None
@@ -174,18 +176,18 @@ class Follower:
 
     def _try(self, version: str) -> Scorer | None:
         self._lost.discard(version)
-        folder = Path(version)  # where it can't even be had
+        folder = Path(version)  # used in messages if the checkout fails
         try:
             with self._registry.checkout(version) as folder:
                 scorer = self._load(folder)
         except (OSError, BadSettings, MemoryError):
             self._failures += 1
-            raise  # no fault of the version
+            raise  # the version is not at fault
         except Exception as error:  # noqa: BLE001  onnxruntime's exceptions have no common base
             self._failures = 0
             self._lost.add(version)
             self._metrics.failed_loads.inc()
-            log.error("version %s can't be loaded, the one before serves on: %s", version, error)
+            log.error("version %s can't be loaded, the previous one keeps serving: %s", version, error)
             self._mark(version, without_folder(str(error), folder))
             return None
         self._failures = 0
@@ -200,9 +202,10 @@ class Follower:
             self._woken.set()  # another version is active now
 
     def _keep(self, journal: Journal) -> bool:
-        """Load the earlier versions that are not loaded here, as after a start.
+        """Load earlier versions that are not loaded yet, for example after a start.
 
-        Return False if another version became active meanwhile: more requests wait for that one, so it is loaded first.
+        Return False if another version became active in the meantime. More requests wait for that one, so it
+        is loaded first.
         """
         for version in journal.recent(1 + self._kept)[1:]:
             loaded = self._loaded()
@@ -226,7 +229,7 @@ class Follower:
         return True
 
     def _staying(self, journal: Journal, loaded: dict[str, Scorer], serving: Scorer) -> list[Scorer]:
-        # What is loaded and stands in no history comes last: the version that served before there was any.
+        # Loaded versions outside the history come last: they served before the registry had a history.
         order = dict.fromkeys([*journal.recent(1 + self._kept), *loaded])
         return [loaded[v] for v in order if v in loaded and loaded[v] is not serving][: self._kept]
 

@@ -1,4 +1,4 @@
-"""Loads versions, each after a trial in a process of its own."""
+"""Loads versions, each after a trial in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tlp_service.scoring.scorer import Scorer
 from tlp_service.serving.calibration import Calibration
 from tlp_service.serving.trial import Trial, Verdict
 
-#: Seconds of processor time that a trial may take. Loading and running `loopnest` takes less than one, and starting CUDA a few.
+#: Maximum seconds of processor time per trial.
+#: Loading and running `loopnest` takes less than one second, and starting CUDA a few.
 MAX_CPU_S = 60
 
 #: Wall-clock seconds that a trial may take. Far more than the processor time, since the machine may be busy.
@@ -45,7 +46,7 @@ class VersionLoader:
     Parameters
     ----------
     device : {"cpu", "cuda"}
-        Where the networks run.
+        Device on which the networks run.
     threads : int
         Threads that share the work of one batch.
     max_cpu_s : int

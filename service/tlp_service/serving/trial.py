@@ -1,7 +1,8 @@
 """``python -m tlp_service.serving.trial``: loads and runs a version in a process that can be killed.
 
-A network can compute without end, take all memory, or crash ONNX Runtime, and a thread cannot be stopped. So each version
-from a registry is tried here first. `tlp_service.serving.loader` starts this process and reads its verdict.
+A network can compute without end, take all memory, or crash ONNX Runtime, and a thread cannot be stopped. So
+each version from a registry is tried here first. `tlp_service.serving.loader` starts this process and reads
+its verdict.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from tlp_service.serving.calibration import Calibration, calibrate
 #: Candidates that each network scores. A network can loop for ever for some inputs only.
 _CANDIDATES = 64
 
-#: Bytes that a trial on a CPU may allocate: several times the largest network. CUDA maps far more memory than it uses, so
-#: a trial on a GPU has no limit.
+#: Bytes that a trial on a CPU may allocate: several times the largest network. CUDA maps far more memory than
+#: it uses, so a trial on a GPU has no limit.
 _MAX_BYTES = 4 << 30
 
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -43,11 +44,13 @@ class Trial(msgspec.Struct, frozen=True):
     folder : str
         Absolute path of the version.
     device : {"cpu", "cuda"}
-        Where the networks run.
+        Device on which the networks run.
     threads : int
-        Threads that share the work of one batch; with `chunk`, the largest number of threads to calibrate with.
+        Threads that share the work of one batch; with `chunk`, the largest number of threads to calibrate
+        with.
     max_cpu_s : int
-        Seconds of processor time after which the process is killed. Unlike wall-clock time it does not depend on other load.
+        Seconds of processor time after which the process is killed. Unlike wall-clock time it does not depend
+        on other load.
     chunk : int or None
         The argument of `calibrate`, or None to skip the calibration.
     """
@@ -107,7 +110,8 @@ def _try(trial: Trial) -> Verdict:
             scorer.loaded(network).score_all(inputs.table, inputs.plan)
         if trial.chunk is None:
             return Verdict()
-        # The network returns, so the calibration ends, too. It uses all threads, so it may take that much more time.
+        # The network returns, so the calibration ends, too. It uses all threads, so it may take that much
+        # more time.
         _limit_cpu(time.process_time() + trial.max_cpu_s * trial.threads)
         network = scorer.manifest.networks[0]
         return Verdict(calibration=calibrate(folder, network, trial.device, trial.threads, trial.chunk))

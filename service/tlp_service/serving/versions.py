@@ -1,4 +1,4 @@
-"""The loaded versions: the one that serves, and the last ones, which the rounds that began with them still ask for."""
+"""The loaded versions: the serving one, and previous ones that unfinished rounds still request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tlp_service.scoring.scorer import Scorer
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     serving: Scorer
-    by_name: dict[str, Scorer]  # never changed; the serving one comes first
+    by_name: dict[str, Scorer]  # never mutated; the serving version comes first
 
 
 class Versions:
-    """Which version scores a request. Read by any thread without a lock, changed by one.
+    """The loaded versions, from which each request takes its scorer.
 
-    A request takes its `Scorer` once and goes by it to the end, so its answer is of one version whatever is swapped
-    meanwhile; what is dropped is freed when the last such request ends.
+    One thread changes the versions, and any thread may read them without a lock. A request takes its `Scorer`
+    once and keeps it to the end, so a swap never mixes two versions in one answer. A dropped version is freed
+    when its last request ends.
 
     Parameters
     ----------
@@ -39,18 +40,18 @@ class Versions:
 
     @property
     def loaded(self) -> list[Scorer]:
-        """All that are loaded, the serving one first."""
+        """All loaded versions, the serving one first."""
         return list(self._loaded.by_name.values())
 
     def get(self, version: str | None) -> Scorer:
-        """Return the version that is asked for, or the one that serves.
+        """Return the scorer of a version, or of the serving one for None.
 
         Raises
         ------
         VersionGone
-            If it isn't loaded any more.
+            If the version is no longer loaded.
         UnknownName
-            If there never was such a version.
+            If the registry has never had such a version.
         """
         loaded = self._loaded
         if version is None:
@@ -70,13 +71,13 @@ class Versions:
         return version in self._loaded.by_name
 
     def hold(self, serving: Scorer, kept: Sequence[Scorer]) -> None:
-        """Let a version serve and keep others loaded; drop the rest."""
+        """Set the serving version and the other versions to keep loaded; drop all others."""
         named = {scorer.manifest.version: scorer for scorer in (serving, *kept)}
         self._loaded = _Loaded(serving, named)
         self._tell()
 
     def know(self, names: frozenset[str]) -> None:
-        """Say which versions there are or were, loaded or not."""
+        """Set the names of all versions in the registry's history, whether loaded or not."""
         self._known = names
 
     def listen(self, listener: Callable[[Sequence[Scorer]], None]) -> None:

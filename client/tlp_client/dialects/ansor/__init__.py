@@ -20,14 +20,14 @@ class Ansor(Dialect):
     kinds = primitives.ARGUMENTS
     max_sizes_of_step = primitives.MAX_SIZES_OF_STEP
 
-    # Functions in place of methods that call them, since searches and logs have many candidates.
+    # These are functions instead of methods that call them, to save one call per candidate.
     parse_line = lines.parse_line
     read_arguments = staticmethod(primitives.read_arguments)
     sizes_of = staticmethod(primitives.sizes_of)
     task_json = staticmethod(tasks.task_json)
     line_of = staticmethod(records.line_of)
     split_primitives = staticmethod(lines.split_primitives)
-    # Without the name of the dialect: the splits of stores are older than dialects.
+    # Without the name of the dialect, because the splits of existing stores are older than dialects.
     workload = staticmethod(canonical_workload_key)
 
     def read_record(self, document: object) -> Record:
@@ -36,7 +36,7 @@ class Ansor(Dialect):
         return records.read_result(task, self.read_primitives(steps), document)
 
     def record_json(self, record: Record) -> dict[str, Any]:
-        """Return the object that stands on the line of a record."""
+        """Return the JSON object that is the line of a record."""
         return {
             "i": [tasks.task_json(record.task), [[], [p.to_json() for p in record.primitives]]],
             "r": [list(record.costs), record.error_no, record.all_cost, record.timestamp],

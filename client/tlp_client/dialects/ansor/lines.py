@@ -1,9 +1,9 @@
-"""The lines of Ansor's records, read without parsing what was seen before.
+"""Fast parsing of Ansor's record lines, with a cache of tasks and primitives.
 
-Logs repeat themselves: the records of a file share their task, and 2,048 candidates of one search hold
-some 360 distinct primitives. So a line is split at the fixed text between primitives, and the
-pieces are looked up. A piece is only ever taken for a primitive when it parses as one by itself, which makes the split
-exact: if every piece between the separators is a JSON list, the whole is the list of them.
+Logs repeat themselves: the records of a file share their task, and 2,048 candidates of one search have about
+360 distinct primitives. A line is therefore split at the fixed text between primitives, and each piece is
+looked up in a cache. A piece is accepted only if it parses as a primitive by itself, so the split is exact:
+if every piece between the separators is a JSON list, the whole is the list of them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _STEPS_END = ']]]], "r": '
 _STEP_SEPARATOR = '], ["'
 _NO_STEPS = '], [[], []]], "r": '
 
-#: text -> JSON at its beginning, and where that ends; less work than `json.loads`
+#: Parses the JSON value at the start of a text and returns it with its end. Faster than `json.loads`.
 _decode = json.JSONDecoder().raw_decode
 
 
 def parse_line(dialect: Dialect, line: str, parser: RecordParser) -> Record:
-    """Return the record of a line, see `Dialect.parse_line`: by its pieces, or as a whole where it has another layout."""
+    """Return the record of a line, see `Dialect.parse_line`.
+
+    A line that TVM did not lay out is parsed as a whole.
+    """
     begin, end = line.find(_STEPS_BEGIN), line.rfind(_STEPS_END)
     if not 0 <= begin <= end:
         return Dialect.parse_line(dialect, line, parser)
@@ -45,7 +48,7 @@ def parse_line(dialect: Dialect, line: str, parser: RecordParser) -> Record:
         tail = '{"r": ' + line[end + len(_STEPS_END) :]
         document, length = _decode(tail)
     except (ValueError, RecursionError):
-        return Dialect.parse_line(dialect, line, parser)  # which finds the reason
+        return Dialect.parse_line(dialect, line, parser)  # it reports the reason
     if length != len(tail):
         return Dialect.parse_line(dialect, line, parser)
     dialect.check_candidate(primitives)
@@ -53,14 +56,14 @@ def parse_line(dialect: Dialect, line: str, parser: RecordParser) -> Record:
 
 
 def split_primitives(candidates: Iterable[str]) -> tuple[list[str], list[list[int]]]:
-    """Return the JSON text of each distinct primitive of lines that TVM wrote, and which of them each line holds.
+    """Return the distinct primitives of TVM's lines as JSON text, and each line as indices into them.
 
-    Nothing is parsed: a search asks for the scores of 2,048 lines at a time.
+    For speed, the lines are split but not parsed: a search requests the scores of 2,048 lines at a time.
 
     Raises
     ------
     InvalidRecord
-        If a line is not laid out as TVM lays it out.
+        If a line does not have TVM's layout.
     """
     known: dict[str, int] = {}
     found: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The 14 kinds of transform step of Ansor, and what their arguments are.
+"""The 14 kinds of transform step of Ansor, and their arguments.
 
 Source of the argument lists: ``WriteToRecord`` of each step in TVM 0.19's
 ``src/auto_scheduler/transform_step.cc``.
@@ -14,7 +14,7 @@ from tlp_client.primitives import Argument, Primitive
 
 INT, INTS, TEXT = "an integer", "a list of integers", "a string"
 
-#: kind -> (argument name, argument type) in record order
+#: Name and type of the arguments of each kind, in record order.
 ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "AN": (("stage", INT), ("iterator", INT), ("annotation", INT)),
     "FU": (("stage", INT), ("fused iterators", INTS)),
@@ -43,15 +43,16 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 #: Maximum entries of a list argument. Public records have at most 34, in the loop order of a GPU stage.
 MAX_ENTRIES = 256
-#: Maximum lengths of a split, and maximum sources of a fused follow split. Public records have at most 4 of both.
+#: Maximum lengths of a split, and maximum sources of a fused follow split. Public records have at most 4 of
+#: each.
 MAX_LENGTHS = MAX_SOURCES = 16
 #: Maximum characters of a pragma or a memory scope. Public records have at most 25.
 MAX_TEXT = 256
-#: Sizes of a follow split: as many as the features distinguish.
+#: Number of sizes of a follow split: the features distinguish this many.
 _SIZES_OF_FOLLOWER = 5
 #: Maximum sizes of one primitive.
 MAX_SIZES_OF_STEP = 1 + MAX_LENGTHS
-#: Name of a list argument -> its maximum entries; the others may have `MAX_ENTRIES`.
+#: Maximum entries of the list arguments that have a smaller bound than `MAX_ENTRIES`.
 _MAX_ENTRIES_OF = {"lengths": MAX_LENGTHS, "source steps": MAX_SOURCES}
 
 
@@ -70,10 +71,10 @@ def read_arguments(kind: str, args: Sequence[Any]) -> tuple[Argument, ...]:
 
 
 def sizes_of(primitive: Primitive) -> int:
-    """Return the maximum number of sizes that a primitive adds to the loops of its stage; 0 if it is not a split.
+    """Return the maximum number of loop sizes that a primitive adds; 0 if it is not a split.
 
-    A split has one size per length and one for the rest. A follow split has the sizes of its source, and a fused follow split has one
-    size of each source.
+    A split has one size per length and one for the rest. A follow split has the sizes of its source. A fused
+    follow split has one size of each source.
     """
     if primitive.kind == "SP":
         return 1 + len(primitive.args[3])

@@ -1,4 +1,4 @@
-"""The records of Ansor, as a JSON parser reads them.
+"""Check and write Ansor's records.
 
 A record is ``{"i": [task, [[], steps]], "r": [costs, error_no, all_cost, timestamp], "v": "v0.6"}``
 (TVM 0.19, ``src/auto_scheduler/measure_record.cc``).
@@ -18,7 +18,7 @@ from tlp_client.tasks import Task
 
 VERSIONS = ("v0.2", "v0.3", "v0.4", "v0.5", "v0.6")
 
-#: ``MeasureErrorNo`` of TVM
+#: TVM's ``MeasureErrorNo``: the meaning of each error number.
 ERRORS = {
     0: "no error",
     1: "instantiation",
@@ -35,12 +35,12 @@ _LARGEST = sys.float_info.max
 
 
 def read_input(document: object) -> tuple[Task, list[Any]]:
-    """Check what a record says was measured, and return its task and its steps, which are not checked yet.
+    """Check the input part of a record, and return its task and its still unchecked steps.
 
     Raises
     ------
     InvalidRecord
-        If it is no record, or the task is invalid.
+        If the document is not a record, or its task is invalid.
     """
     if not isinstance(document, dict):
         raise InvalidRecord("a record is a JSON object")
@@ -94,13 +94,13 @@ def read_result(task: Task, primitives: tuple[Primitive, ...], document: Any) ->
 
 
 def line_of(record: Record, task: str, steps: str) -> str:
-    """Return the line of a record as TVM writes it and its ``RecordReader`` loads it; task and steps are JSON already."""
+    """Return the line of a record as TVM writes and reads it, given the JSON text of task and steps."""
     costs = ", ".join(map(_number, record.costs))
     result = f"[[{costs}], {record.error_no}, {_number(record.all_cost)}, {_number(record.timestamp)}]"
     return f'{{"i": [{task}, [[], {steps}]], "r": {result}, "v": {json.dumps(record.version)}}}'
 
 
 def _number(value: float) -> str:
-    """Return a number as C++ streams print it (6 digits), or with all its digits where that would change it."""
+    """Return a number with 6 digits, as C++ streams print it, or with all digits if 6 would change it."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)

@@ -15,12 +15,13 @@ from tlp_service.training.encoder import Encoder, TaskName
 
 
 class NestEncoder(Encoder):
-    """One row a task; a candidate's values are its nest.
+    """Encodes one row per task, and the loop nest of each candidate as its values.
 
     Parameters
     ----------
     platforms : sequence of str
-        Platforms with a number already, of the version that is trained on; others follow in order of their names.
+        Platforms with a number already, of the version that is trained on; others follow in order of their
+        names.
     """
 
     def __init__(self, platforms: Sequence[str] = ()) -> None:
@@ -28,7 +29,7 @@ class NestEncoder(Encoder):
         self._primitives: Sequence[Primitive] = ()
 
     def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
-        """Make one row a task."""
+        """Compute one row per task."""
         self._primitives = primitives
         new = sorted({platform for platform, _ in tasks} - set(self.platforms))
         self.platforms += tuple(new)

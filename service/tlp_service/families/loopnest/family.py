@@ -1,4 +1,4 @@
-"""`loopnest` as the server uses it: from requests to nests and tasks."""
+"""The family `loopnest`: computes the network inputs, loop nests and task rows, of requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Nests: TypeAlias = tuple[npt.NDArray[np.float16], dict[int, str]]
 
 
 class LoopNest(Family):
-    """Scores a candidate from the loop nest that its schedule leaves, and from the row of its task."""
+    """Scores a candidate from the loop nest that its schedule produces, and from the row of its task."""
 
     name = NAME
     earlier_names = EARLIER_NAMES

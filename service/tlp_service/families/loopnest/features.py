@@ -1,14 +1,18 @@
-"""What `loopnest` reads of a candidate: numbers of the loop nest that its schedule leaves behind.
+"""The features of a candidate in `loopnest`: numbers that describe the loop nest its schedule produces.
 
-They are logarithms of loop extents and tile sizes, sums of them, and what its skeleton alone decides, see `tlp_service.families.loopnest.skeleton`.
-They depend on the candidate only. Of the four stages with the most loops:
+They are logarithms of loop extents and tile sizes, sums of these, and constants of the candidate's skeleton
+(see `tlp_service.families.loopnest.skeleton`). They depend on the candidate only. The features of each of the
+four stages with the most loops are:
 
-- iterations in all, of each tile level of the spatial and of the reduction loops, and of the loops of each annotation;
+- the number of iterations: of all loops, of each tile level of the spatial and of the reduction loops, and of
+  the loops of each annotation;
 - iterations outside and inside the loop at which it is computed; its largest unroll step;
 - the tile sizes of the axis that is innermost;
-- its innermost loops: extent, extent of all from there inwards, what it runs over, tile level, vectorized, parallel.
+- for each of its innermost loops: extent, product of the extents from there inwards, kind of axis, tile
+  level, vectorized, parallel.
 
-And what the loops of the first three unroll, and those of the first hold and must load, see `tlp_service.families.loopnest.reuse`.
+Further features describe unrolling in the first three stages, and tiles and memory traffic in the first one
+(see `tlp_service.families.loopnest.reuse`).
 """
 
 from __future__ import annotations
@@ -37,10 +41,10 @@ from tlp_service.scheduling.steps import Steps, finished
 
 Floats = npt.NDArray[np.float32]
 
-#: Numbers of a candidate.
+#: Number of features of a candidate.
 NEST_WIDTH = SUMS + 2 * LOOPS + CONSTANTS + reuse.WIDTH
 
-#: Logarithms are divided by it.
+#: Divisor of all logarithms, which brings them near 1.
 _SCALE = 8.0
 
 #: Places (candidates times primitives) per step.
@@ -49,27 +53,27 @@ _BLOCK_PLACES = 1 << 16
 _STEP_PRIMITIVES = 1024
 #: Maximum numbers that are gathered at a time: candidates times the sizes of their skeleton.
 _GATHERED = 1 << 20
-#: Measured units of work (see `tlp_service.scheduling.steps`) per block, distinct primitive, candidate, place, replayed skeleton, and
-#: primitive of a replayed skeleton.
+#: Measured units of work (see `tlp_service.scheduling.steps`) per block, distinct primitive, candidate,
+#: place, replayed skeleton, and primitive of a replayed skeleton.
 _BLOCK_COST, _PRIMITIVE_COST, _CANDIDATE_COST, _PLACE_COST = 32_000, 150, 200, 10
 _SKELETON_COST, _REPLAY_COST = 6_000, 600
 #: Minimum places of a candidate, since even the shortest one takes about 8 kB of memory.
 _MIN_PLACES = 16
-#: Of half precision, with a margin.
+#: Maximum absolute feature: the limit of half precision, with a margin.
 _MAX_VALUE = 6e4
 
 
 def nests(
     primitives: Sequence[Primitive], indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float16]:
-    """Return the numbers of candidates, shape (candidates, `NEST_WIDTH`).
+    """Return the features of candidates, shape (candidates, `NEST_WIDTH`).
 
-    In half precision, which holds logarithms to three digits and is what networks are trained on.
+    They have half precision, as in training. It represents logarithms to three digits.
 
     Parameters
     ----------
     primitives : sequence of Primitive
-        The distinct ones.
+        The distinct primitives.
     indices : ndarray of int, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
     lengths : ndarray of int, shape (candidates,)
@@ -81,11 +85,12 @@ def nests(
 def nests_in_steps(
     primitives: Sequence[Primitive], indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Steps[npt.NDArray[np.float16]]:
-    """Compute what `nests` returns, in steps of bounded time."""
+    """Compute the result of `nests`, in steps of bounded time."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float16)
     tables = yield from _tables(primitives)
     starts = np.cumsum(lengths) - lengths
-    # By length, in blocks: what is laid out for a block has as many places for each candidate as the longest has.
+    # Process candidates in blocks, sorted by length: the arrays of a block have as many places per candidate
+    # as its longest candidate.
     order = np.argsort(lengths, kind="stable")
     begin = 0
     while begin < len(order):
@@ -106,13 +111,13 @@ def _block(
     starts: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
 ) -> Steps[Floats]:
-    """Return the numbers of candidates that begin at places of `indices`."""
+    """Return the features of the candidates that begin at `starts` in `indices`."""
     out = np.empty((len(lengths), NEST_WIDTH), dtype=np.float32)
     place = np.arange(max(1, int(lengths.max())))
     is_real = place < lengths[:, None]
     row = np.zeros(is_real.shape, dtype=np.int32)
     row[is_real] = 1 + indices[(starts[:, None] + place)[is_real]]
-    # One column more than the sizes: 0, the sum of none.
+    # The additional last column is 0. It serves as the sum of no sizes.
     logs = np.zeros((len(lengths), len(place) * SIZES + 1), dtype=np.float32)
     logs[:, :-1] = tables.sizes[row].reshape(len(lengths), -1)
     first, groups = _groups(tables.skeleton_of[row])
@@ -148,23 +153,23 @@ def _skeleton(tables: _Tables, rows: npt.NDArray[np.int32]) -> Steps[Skeleton]:
 
 
 def _cuts(members: int, sizes: int) -> range:
-    """Return where to divide the candidates of a skeleton, so that each part gathers at most `_GATHERED` numbers."""
+    """Return where to split the candidates of a skeleton, so that each part gathers `_GATHERED` at most."""
     some = max(1, _GATHERED // sizes)
     return range(some, members, some)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """What the distinct primitives of a request are.
+    """The distinct primitives of a request, as sizes and skeletons.
 
     Parameters
     ----------
     sizes : ndarray of float32, shape (1 + primitives, SIZES)
-        Their logarithms, behind a row of zeros for no primitive.
+        Logarithms of the sizes of each primitive, after a row of zeros for no primitive.
     skeleton_of : ndarray of int32, shape (1 + primitives,)
-        Number of the skeleton of each, -1 for no primitive.
+        Number of the skeleton of each primitive; -1 for no primitive.
     skeletons : list of (Primitive, bytes)
-        Without sizes, and the text that tells one from others.
+        Each distinct primitive without its sizes, and a text that identifies it.
     """
 
     sizes: Floats
@@ -191,7 +196,7 @@ def _tables(primitives: Sequence[Primitive]) -> Steps[_Tables]:
 def _groups(
     skeletons: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-    """Return the first candidate of each distinct row, and all candidates that have it."""
+    """Return the first candidate of each distinct row, and all candidates with that row."""
     rows = np.ascontiguousarray(skeletons)
     keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)

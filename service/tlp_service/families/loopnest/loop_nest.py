@@ -1,12 +1,13 @@
-"""The loop nest that a schedule leaves behind, replayed from its primitives without TVM.
+"""The loop nest that a schedule produces, replayed from its primitives without TVM.
 
-A candidate's *skeleton* is its primitives without the sizes that a search draws: the factors of splits and the unroll
-step. Skeletons are few (one a task on GPUs, some dozens on CPUs), so each is replayed once, symbolically: a loop's
-extent is a product of *sizes*, each of which is told by its place (which primitive, which factor).
-What depends on sizes is then a sum of logarithms, computed for all candidates of the skeleton at once.
+A candidate's *skeleton* is its primitives without the sizes that a search draws: the factors of splits and
+the unroll step. There are few
+skeletons: one per task on GPUs, dozens on CPUs. Each is replayed once, symbolically: a loop's extent is a
+product of *sizes*, each identified by its primitive and factor. The features that depend on sizes are then
+sums of logarithms, computed for all candidates of the skeleton at once.
 
-The rules are those of TVM's ``transform_step.cc`` (0.19), as far as the loops go. A record doesn't state the loops that a stage
-begins with; one is made up, of unknown extent, where a primitive first names it.
+For loops, the rules are those of TVM's ``transform_step.cc`` (0.19). A record does not list the initial loops
+of a stage. A loop of unknown extent is therefore added when a primitive first refers to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Literal
 
 from tlp_client.primitives import Primitive
 
-#: Logarithms of sizes a primitive: what a split leaves outside, its factors (four, the rest with the last), the unroll step.
+#: Number of sizes per primitive: the outer extent of a split, four factors (the last includes any further
+#: ones), and the unroll step.
 SIZES = 6
 FACTORS = 4
 UNROLL = SIZES - 1
@@ -26,10 +28,12 @@ UNROLL = SIZES - 1
 #: ``IteratorAnnotation``s of TVM; from `BOUND` on loops are bound to GPU threads.
 VECTORIZE, PARALLEL, BOUND = 2, 3, 4
 
-#: A stage has no more loops, a program no more stages, a list of loops no more entries; TVM's own have at most some thirty.
+#: Maximum loops of a stage, stages of a program, and entries of a list of loops. TVM's own have at most about
+#: 30.
 MAX_LOOPS = 64
 
-#: spatial, reduction (by the number of factors in Ansor's multi-level tiling), fused, unknown
+#: Kind of a loop: spatial, reduction (told by the number of factors in Ansor's multi-level tiling), fused,
+#: unknown.
 Kind = Literal["S", "R", "F", "?"]
 
 Sizes = tuple[int, ...]
@@ -44,11 +48,11 @@ class Loop:
     sizes : tuple of int
         Its extent is the product of these; size ``i`` is number ``i % SIZES`` of primitive ``i // SIZES``.
     kind : {"S", "R", "F", "?"}
-        What it runs over.
+        Kind of the axis over which the loop runs.
     level : int
-        Tile level, 0 outermost; of a fused loop how many it was made of.
+        Tile level, where 0 is outermost. For a fused loop, the number of loops that were fused.
     axis : int
-        Loops that were split from one have the same.
+        Number of the axis. Loops that were split from one loop share it.
     annotation : int
         ``IteratorAnnotation`` of TVM: 1 unroll, `VECTORIZE`, `PARALLEL`, 4 vthread, 5 and more GPU threads.
     """
@@ -69,11 +73,11 @@ class Stage:
     loops : list of Loop
         Outermost first.
     inlined : bool
-        Whether it has no loops of its own any more.
+        Whether the stage is inlined and has no loops of its own.
     attached : (Stage, int) or None
-        Stage and loop inside which it is computed.
+        Stage and loop inside which this stage is computed.
     unroll : tuple of int
-        The size that is its largest unroll step, or none.
+        The size that holds the maximum unroll step; empty if there is none.
     """
 
     loops: list[Loop] = field(default_factory=list)
@@ -88,9 +92,9 @@ def sizes_of(loops: Iterable[Loop]) -> Sizes:
 
 
 def replay(primitives: Sequence[Primitive]) -> list[Stage]:
-    """Return the stages after a schedule, those that no primitive names left out where they come last.
+    """Return the stages after a schedule, without trailing stages that no primitive refers to.
 
-    A primitive that does not fit what is there (of another tuner's, or damaged) changes nothing.
+    A primitive that does not fit the program, because it is foreign or damaged, is ignored.
     """
     state = _State()
     for place, primitive in enumerate(primitives):
@@ -105,7 +109,7 @@ class _State:
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
-        #: place of a split -> sizes of each part, outermost first
+        #: Sizes of each part of a split, outermost first, by the place of the split.
         self.splits: dict[int, list[Sizes]] = {}
         self.axes = 0
 
@@ -117,7 +121,7 @@ class _State:
         return self.stages[number]
 
     def loops(self, number: int, last: int) -> list[Loop] | None:
-        """Return the loops of a stage, of which number `last` is one, or None where that cannot be."""
+        """Return the loops of a stage, at least up to number `last`, or None if that is out of range."""
         stage = self.stage(number)
         if stage is None or not 0 <= last < MAX_LOOPS:
             return None
@@ -130,7 +134,7 @@ class _State:
         return self.axes
 
     def insert(self, number: int) -> Stage | None:
-        """Add a stage; those from that number on move up."""
+        """Insert a stage; stages from that number on move up."""
         if number < 0 or len(self.stages) >= MAX_LOOPS or (number and self.stage(number - 1) is None):
             return None
         self.stages.insert(number, Stage())
@@ -139,7 +143,7 @@ class _State:
     def replace(
         self, stage: int, loops: list[Loop], at: int, parts: Sequence[tuple[int, Sizes]], kind: Kind
     ) -> None:
-        """Split a loop into parts, outermost first, of which each has a tile level."""
+        """Split a loop into parts, given outermost first with their tile levels."""
         if len(loops) + len(parts) - 1 > MAX_LOOPS:
             return
         axis = self.new_axis()
@@ -147,7 +151,7 @@ class _State:
         self.move(stage, lambda loop: loop + len(parts) - 1 if loop >= at else loop)
 
     def move(self, stage: int, moved: Callable[[int], int]) -> None:
-        """Tell the stages that are computed at a loop of this one where that loop is now."""
+        """Update the stages that are computed inside a loop of this stage, after its loops have moved."""
         target = self.stages[stage]
         for other in self.stages:
             if other.attached is not None and other.attached[0] is target:
@@ -163,7 +167,7 @@ def _split(
     first = place * SIZES
     parts: list[Sizes] = [(first + n,) for n in range(1 + min(len(factors), FACTORS))]
     state.splits[place] = parts
-    # What the factors leave is outside of them, or inside.
+    # The remaining extent is outside of the factors, or inside of them.
     ordered = (
         list(enumerate(parts)) if inner_to_outer else [*enumerate(parts[1:]), (len(parts) - 1, parts[0])]
     )
@@ -241,11 +245,11 @@ def _cache_read(state: _State, place: int, stage: int, *_: object) -> None:
 
 
 def _cache_write(state: _State, place: int, stage: int, *_: object) -> None:
-    state.insert(stage)  # the cache comes first, and what the stage was follows it
+    state.insert(stage)  # the cache stage comes first, and the original stage follows it
 
 
 def _rfactor(state: _State, place: int, stage: int, loop: int, factor: int) -> None:
-    """A stage before this one computes the parts, with the loop as an axis of its own; this one adds them up."""
+    """Insert a stage that computes partial results with the loop as a separate axis; this one sums them."""
     loops = state.loops(stage, loop)
     if loops is None or not 0 <= factor < len(loops):
         return
@@ -254,7 +258,7 @@ def _rfactor(state: _State, place: int, stage: int, loop: int, factor: int) -> N
         return
     others = loops[:loop] + loops[loop + 1 :]
     added.loops = [*others[:factor], loops[loop], *others[factor:]]
-    # Spatial loops stand before the factor's place, what is left of the reduction behind it.
+    # Spatial loops come before the place of the factor, and the rest of the reduction comes after it.
     loops[:] = [Loop(o.sizes, o.kind, o.level, o.axis) for o in (*others[:factor], loops[loop])]
 
 

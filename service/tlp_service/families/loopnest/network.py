@@ -1,7 +1,8 @@
 """The network of `loopnest`: residual blocks over the loop nest of a candidate and the row of its task.
 
-Several members, each a network of its own, are one: a candidate's raw score is the mean of theirs, an estimate of how many
-times e it is faster than its task's other candidates. Members are multiplied side by side, so the file is one network to the engine.
+The network is an ensemble of members. A candidate's raw score is the mean of the members' scores, an estimate
+of the logarithm of its speed relative to the other candidates of its task. Members are computed side by side
+with batched matrix products, so the engine runs one network.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from tlp_service.inference.network import OnnxNetwork
 from tlp_service.training.form import CANDIDATES, KNOWN, NEW, Form, Sample
 from tlp_service.training.network import ExportableNetwork, ScorePair
 
-#: Pieces that a number is cut into at most.
+#: Maximum number of pieces per feature.
 PIECES = 8
-#: Candidates, or up to twice as many, from which quantiles are taken.
+#: Number of candidates from which quantiles are computed, up to twice as many.
 _CUT_CANDIDATES = 20_000
 
 
 class Pieces(nn.Module):
-    """Numbers cut into pieces: one input a piece, which rises in a line from -1 to 1 where the number crosses it and is flat outside.
+    """Piecewise linear encoding of features.
 
-    What trees do well and networks badly on such numbers, which is to treat a size unlike its neighbours and never to extrapolate, is
-    simple behind it: the piecewise linear encoding of Gorishniy et al. 2022 (arXiv 2203.05556), with the cuts at quantiles.
+    Each piece is one input. It rises linearly from -1 to 1 across the piece and is constant outside. With
+    this encoding, a network can easily treat a size unlike its neighbours, and it never extrapolates, like
+    decision trees. Source: the piecewise linear encoding of Gorishniy et al. 2022 (arXiv 2203.05556), with
+    the cuts at quantiles.
 
     Parameters
     ----------
     count : int
-        Pieces in all.
+        Total number of pieces.
     """
 
     columns: Tensor
@@ -50,8 +53,8 @@ class Pieces(nn.Module):
     def cutting(cls, values: Tensor) -> Pieces:
         """Return the pieces of each column of values, shape (n, columns).
 
-        A column with few distinct values is cut at each, others at quantiles, so one that mostly is the same has few pieces; of one that
-        never differs nothing is read.
+        A column with few distinct values is cut at each of them, and other columns at quantiles. A column
+        that is mostly constant has few pieces, and a constant column has none.
         """
         step = max(1, len(values) // _CUT_CANDIDATES)
         quantiles = torch.linspace(0, 1, PIECES + 1)
@@ -76,22 +79,22 @@ class Pieces(nn.Module):
 
 
 class Members(nn.Module):
-    """A linear layer of each of several members, side by side.
+    """A linear layer per member, computed side by side.
 
     Parameters
     ----------
     members, wide_in, wide_out : int
-        Its weights are (members, wide_in, wide_out).
+        Shape of the weights.
     """
 
     def __init__(self, members: int, wide_in: int, wide_out: int) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(wide_in)  # as torch.nn.Linear
+        bound = 1 / math.sqrt(wide_in)  # the same initialization as in torch.nn.Linear
         self.weight = nn.Parameter(torch.empty(members, wide_in, wide_out).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, wide_out).uniform_(-bound, bound))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Map (members, n, wide_in) to (members, n, wide_out); (1, n, wide_in) is what all members read."""
+        """Map (members, n, wide_in) to (members, n, wide_out); (1, n, wide_in) is shared by all members."""
         out: Tensor = values @ self.weight + self.bias
         return out
 
@@ -114,7 +117,7 @@ class Block(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer normalisation with a scale and shift of each member."""
+    """Layer normalization with a scale and shift per member."""
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__()
@@ -133,15 +136,16 @@ class LoopNestNetwork(ExportableNetwork):
     Parameters
     ----------
     task_width : int
-        Numbers of a task, see `tlp_service.families.loopnest.task`.
+        Number of features of a task, see `tlp_service.families.loopnest.task`.
     pieces : Pieces or int
-        What is read of a candidate's numbers; only how many pieces, where they are loaded with the weights.
+        Encoding of a candidate's features, or only its number of pieces if it is loaded with the weights.
     width, blocks, members : int
-        Of the network.
+        Width, number of residual blocks and number of members of the network.
     task_hidden : int
-        Width between a task's row and the network: tasks are few, and are learned by heart where it is large.
+        Width of the layer between a task's row and the network. There are few tasks, so a large width
+        overfits.
     dropout : float
-        While training.
+        Dropout rate during training.
     """
 
     def __init__(
@@ -173,13 +177,16 @@ class LoopNestNetwork(ExportableNetwork):
         }
 
     def tasks(self, rows: Tensor) -> Tensor:
-        """Return what tasks add to their candidates, shape (members, n, width), from their rows, shape (n, task_width)."""
+        """Return the contribution of tasks to their candidates, shape (members, n, width).
+
+        `rows` are the rows of the tasks, shape (n, task_width).
+        """
         hidden = nn.functional.gelu(self.task_in(rows[None]), approximate="tanh")
         out: Tensor = self.task_out(self.dropout(hidden))
         return out
 
     def member_scores(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
-        """Return the raw scores of each member, shape (members, candidates); for the arguments see `score_distinct`."""
+        """Return the raw scores of each member, shape (members, candidates); see `score_distinct`."""
         return self.score(self.tasks(table).index_select(1, positions[:, 0]), values)
 
     def score_distinct(self, table: Tensor, positions: Tensor, values: Tensor) -> Tensor:
@@ -190,15 +197,15 @@ class LoopNestNetwork(ExportableNetwork):
         table : Tensor, shape (tasks, task_width)
             Rows of tasks.
         positions : Tensor of int, shape (candidates, 1)
-            Which task each candidate is of.
+            Row of each candidate's task in the table.
         values : Tensor, shape (candidates, W)
-            Their nests.
+            Nests of the candidates.
         """
         used, places = torch.unique(positions[:, 0], return_inverse=True)
         return self.member_scores(table[used], places[:, None], values).mean(0)
 
     def score(self, tasks: Tensor, nests: Tensor) -> Tensor:
-        """Return the raw scores of each member from what `tasks` gave for each candidate."""
+        """Return the raw scores of each member from the contribution of each candidate's task."""
         values = self.dropout(self.nest_in(self.pieces(nests)[None])) + tasks
         for block in self.blocks:
             values = block(values)
@@ -228,7 +235,7 @@ class LoopNestNetwork(ExportableNetwork):
 
 
 class LoopNestForm(nn.Module):
-    """The network in the form that the engine runs, see `tlp_service.training.form.Form`: tasks are encoded once a request.
+    """The exported form of the network (see `tlp_service.training.form.Form`), which encodes each task once.
 
     Parameters
     ----------
@@ -250,7 +257,7 @@ class LoopNestForm(nn.Module):
         rows : Tensor, shape (new tasks, task_width)
             Rows to encode.
         tasks : Tensor, shape (members, known tasks, width)
-            Encodings to score from.
+            Encodings from which candidates are scored.
         positions : Tensor of int, shape (candidates, 1)
             Known task of each candidate.
         nests : Tensor, shape (candidates, nest_width)

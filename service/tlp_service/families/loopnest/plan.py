@@ -12,7 +12,7 @@ from tlp_service.inference.plan import Plan, Run
 
 @dataclass(frozen=True, slots=True)
 class NestPlan(Plan):
-    """The candidates of a request by their nests; their task is row 0.
+    """The candidates of a request as nests; their task is row 0 of the table.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class NestPlan(Plan):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Bytes of the arrays of the plan."""
         return self.nests.nbytes
 
     @property

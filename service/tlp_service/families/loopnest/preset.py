@@ -1,4 +1,4 @@
-"""How `loopnest` is trained."""
+"""The training preset of `loopnest`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tlp_service.versions.manifest import Network
 
 log = logging.getLogger(__name__)
 
-#: Candidates of a task that have a say in where numbers are cut into pieces.
+#: Maximum number of candidates per task from which the cuts of pieces are computed.
 _A_TASKS_SAY = 128
 
 
@@ -64,7 +64,11 @@ class LoopNestPreset(Preset):
     def network(
         self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
     ) -> TrainableNetwork:
-        """Return a network; platforms that its source lacks begin as the one of its platforms that ranks their records best."""
+        """Return a network, new or from a source.
+
+        A platform that the source lacks is initialized with the source's platform that ranks its records
+        best.
+        """
         torch.manual_seed(settings.seed)
         if source is None:
             nests = np.concatenate([task.values[:_A_TASKS_SAY] for task in train.tasks])
@@ -72,7 +76,7 @@ class LoopNestPreset(Preset):
             if not len(pieces):
                 raise BadRecords("the candidates are all alike: there is nothing to tell them apart by")
             network = LoopNestNetwork(TASK_WIDTH, pieces, **self.architecture)
-            with torch.no_grad():  # one that is not trained on is as one that is not known
+            with torch.no_grad():  # a platform without training data is treated like an unknown one
                 network.task_in.weight[:, platform_column(0) :] = 0.0
             return network
         width = value_width_of(source[1])
@@ -94,7 +98,7 @@ class LoopNestPreset(Preset):
 
 
 class _Validity(LoopNestPreset):
-    """A small network like the one beside it, for the log odds that a candidate builds and runs."""
+    """Preset of a smaller network that predicts the log odds that a candidate builds and runs."""
 
     settings = replace(LoopNestPreset.settings, loss="validity", epochs=20, max_candidates=256)
     architecture: dict[str, int] = {"width": 32, "blocks": 1, "members": 2, "task_hidden": 16}  # noqa: RUF012
@@ -107,7 +111,7 @@ PRESET = LoopNestPreset()
 
 
 def adopt(network: LoopNestNetwork, train: TrainingSet, platform: str, known: Sequence[str]) -> None:
-    """Give a platform the weights of the known one whose scores rank its records best."""
+    """Initialize a platform with the weights of the known platform that ranks its records best."""
     number = train.numbered.index(platform)
     own = of_platforms(train, {platform})
     if not own.tasks or not known:

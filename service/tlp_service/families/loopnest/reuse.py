@@ -1,16 +1,21 @@
-"""What a stage's loops unroll, hold and must load: numbers of a candidate that are no sums of logarithms.
+"""Features of unrolling, tiles and memory traffic, which are not sums of logarithms.
 
-A stage is taken to multiply two operands into a third, as matrix products and convolutions do: weights are indexed by its last spatial axis and its
-reduction, the input by its other spatial axes and its reduction, the output by its spatial axes. The records do not tell which axes index what;
-for other operators the numbers are as good as any other function of the loops.
+A stage is assumed to multiply two operands into a third, as matrix products and convolutions do: weights are
+indexed by its last spatial axis and its reduction, the input by its other spatial axes and its reduction, the
+output by its spatial axes. Records do not state which axes index which operand. For other operators the
+features are arbitrary but still functions of the loops.
 
-- *Unrolled* are, in the manner of TVM's ``unroll_loop.cc`` (0.19), the loops from the innermost outwards while the product of their extents is within the
-  unroll step; vectorized ones do not count, and one that is parallel or of unknown extent ends it. What TVM also counts, setting an accumulator to zero
-  and stages that are computed inside, is not seen: of 800 schedules of matrix products and convolutions 782 were unrolled as this says.
-- The *traffic* through a memory of some size is what operands must load into it, an iteration: the longest run of innermost loops whose footprint fits
-  loads the footprint once each time that it runs, but an operand stays over the loops directly around that do not index it.
+- *Unrolled* are, in the manner of TVM's ``unroll_loop.cc`` (0.19), the loops from the innermost outwards
+  while the product of their extents is within the unroll step; vectorized ones do not count, and one that is
+  parallel or of unknown extent ends it. TVM also counts the initialization of accumulators
+  and stages computed inside, which is ignored here: for 782 of 800 schedules of matrix products and
+  convolutions, the result was the same.
+- The *traffic* of a memory is the number of elements loaded into it per iteration. The body is the longest
+  run of innermost loops whose footprint fits the memory. Each execution of the body loads its footprint once.
+  An operand stays loaded, however, across the directly enclosing loops that do not index it.
 
-Loops bound to GPU threads share memory in other ways: a program that has them is looked at as if it had no loops.
+Loops bound to GPU threads share memory in other ways, so a program with such loops is treated as if it had no
+loops.
 """
 
 from __future__ import annotations
@@ -28,61 +33,65 @@ from tlp_service.families.loopnest.loop_nest import PARALLEL, SIZES, VECTORIZE, 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int8]
 
-#: Stages, of those with the most loops, whose unrolled loops are told; tiles and traffic are those of the first.
+#: Number of stages, by most loops, with features of unrolling. Tiles and traffic describe only the first of
+#: them.
 STAGES = 3
-#: Parts of a stage's axes that are looked at, from the innermost outwards.
+#: Maximum number of parts of a stage's axes that are used, from the innermost outwards.
 PARTS = 32
 
-#: What an axis is of; the code of a part holds it, its tile level, and whether its loop is vectorized or certainly not unrolled.
+#: Role of an axis. The code of a part combines the role, the tile level, and whether its loop is vectorized
+#: or certainly not unrolled.
 _LAST, _OTHER, _REDUCTION, _NO_PART = range(4)
 _VECTORIZED, _ROLLED, _LEVEL = 1 << 2, 1 << 3, 1 << 4
 _ROLES = (_LAST, _OTHER, _REDUCTION)
-#: Roles that index weights, input and output; the one that does not.
+#: For weights, input and output: the two roles that index the operand, and the one that does not.
 _OPERANDS = ((_LAST, _REDUCTION, _OTHER), (_OTHER, _REDUCTION, _LAST), (_LAST, _OTHER, _REDUCTION))
 
-#: Tile levels that Ansor makes of spatial and of reduction axes on CPUs.
+#: Numbers of tile levels of spatial and of reduction axes on CPUs in Ansor.
 _LEVELS, _REDUCTION_LEVELS = 4, 2
-#: Levels, of spatial and reduction axes (the last: no loop of theirs), from which inwards a body is compared with the unroll step.
+#: Bodies that are compared with the unroll step, as the outermost spatial and reduction levels that they
+#: include. The last reduction level means that the body includes no reduction loop.
 _BODIES = ((3, 2), (3, 1), (2, 1))
-#: Logarithms of the elements that memories hold, from registers (128) to a share of the last cache (4 MB of floats).
+#: Logarithms of the capacities of memories in elements, from registers (128) to a share of the last-level
+#: cache (4 MB of floats).
 _MEMORIES = (7, 10, 13, 15, 18, 20)
 #: Elements of a vector register (256 bits of floats).
 _LANES = 8
-#: Logarithms of equal products differ by less.
+#: Tolerance of comparisons: logarithms of equal products differ by less than this.
 _ROUNDING = 1e-4
-#: Logarithm of the longest vector that is told from longer ones.
+#: Maximum logarithm of a vector length. Longer vectors count as this long.
 _MAX_VECTOR = 20
 
 _TILES = 3 * _LEVELS + _REDUCTION_LEVELS + len(_BODIES) + 1
 _UNROLLED = 15
 _TRAFFIC = len(_OPERANDS) + 2
-#: Numbers of a candidate.
+#: Number of features of a candidate.
 WIDTH = _TILES + STAGES * _UNROLLED + len(_MEMORIES) * _TRAFFIC
 
 
 def parts_of(
     stages: Sequence[Stage | None], primitives: Sequence[Primitive]
 ) -> tuple[npt.NDArray[np.int32], Codes]:
-    """Return the sizes that the loops of stages are made of, from the innermost outwards, and a code of each.
+    """Return the sizes of the loops of stages, from the innermost outwards, and a code of each.
 
     Parameters
     ----------
     stages : sequence of Stage or None
-        Those with the most loops first.
+        Stages, those with the most loops first.
     primitives : sequence of Primitive
-        Those that were replayed.
+        The replayed primitives.
 
     Returns
     -------
     sizes : ndarray of int32, shape (`STAGES`, `PARTS`)
-        -1 behind the last of a stage.
+        Places of sizes; -1 after the last one of a stage.
     codes : ndarray of int8, shape (`STAGES`, `PARTS`)
     """
     sizes = np.full((STAGES, PARTS), -1, dtype=np.int32)
     codes = np.full((STAGES, PARTS), _NO_PART, dtype=np.int8)
     for row, stage in enumerate(stages[:STAGES]):
         loops = stage.loops if stage else []
-        # Spatial axes are split into four parts at least, reductions into three at most.
+        # Spatial axes are split into at least four parts, and reductions into at most three.
         spatial = [size // SIZES for loop in loops for size in loop.sizes if _factors(primitives, size) >= 3]
         last = max(spatial, default=-1)
         parts = []
@@ -109,7 +118,7 @@ def _axis_code(size: int, primitives: Sequence[Primitive], last: int) -> int:
 
 
 def numbers_of(parts: Floats, codes: Codes, steps: Floats) -> Floats:
-    """Return the numbers of candidates, shape (candidates, `WIDTH`), most of them logarithms to base 2.
+    """Return the features of candidates, shape (candidates, `WIDTH`); most are logarithms to base 2.
 
     Parameters
     ----------
@@ -119,7 +128,7 @@ def numbers_of(parts: Floats, codes: Codes, steps: Floats) -> Floats:
     steps : ndarray of float32, shape (candidates, `STAGES`)
         Logarithms of 1 + the largest unroll step.
     """
-    # Candidates last, so that what is done to each part is done to all candidates at once.
+    # Candidates are the last axis, so that each operation on a part is vectorized over candidates.
     by_stage = np.ascontiguousarray(parts.transpose(1, 2, 0))
     codes = np.ascontiguousarray(codes.transpose(1, 2, 0))
     numbers = []
@@ -135,7 +144,11 @@ def numbers_of(parts: Floats, codes: Codes, steps: Floats) -> Floats:
 
 
 def _tiles(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
-    """Return iterations from each tile level inwards by role; what the unroll step leaves of bodies; the share of vector lanes in use."""
+    """Return features of tiles.
+
+    They are the iterations from each tile level inwards by role, the unroll step relative to each body, and
+    the share of vector lanes in use.
+    """
     levels = codes // _LEVEL
     last, other, reduction = (
         [_total(np.where(levels >= level, parts, 0)) for level in range(_LEVELS)] for parts in by_role
@@ -148,7 +161,7 @@ def _tiles(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
 
 
 def _unrolled(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]:
-    """Return what the unrolled loops of a stage run over, what they touch, and the loop that ends them."""
+    """Return features of unrolling: iterations, touched elements, and the loop that ends the unrolling."""
     parts = _total(by_role)
     is_vector = codes & _VECTORIZED != 0
     plain = np.where(is_vector, 0, parts)
@@ -180,9 +193,15 @@ def _unrolled(by_role: list[Floats], codes: Codes, step: Floats) -> list[Floats]
 
 
 def _traffic(by_role: list[Floats]) -> list[Floats]:
-    """Return what each memory is loaded with of each operand and in all, an iteration of the stage, and the iterations of the body that fits."""
+    """Return features of memory traffic.
+
+    They are, for each memory, the loads per iteration of each operand and in total, and the iterations of the
+    body.
+    """
     nothing = np.zeros((1, by_role[0].shape[1]), dtype=np.float32)
-    inside = [np.concatenate([nothing, _running(parts)]) for parts in by_role]  # of so many parts
+    inside = [
+        np.concatenate([nothing, _running(parts)]) for parts in by_role
+    ]  # index n: sum over the n innermost parts
     touched = [inside[one] + inside[two] for one, two, _ in _OPERANDS]
     footprint = _log_sum(*(operand[1:] for operand in touched))
     candidates = np.arange(nothing.shape[1])
@@ -194,7 +213,7 @@ def _traffic(by_role: list[Floats]) -> list[Floats]:
         loads = []
         for operand, (one, two, free) in zip(touched, _OPERANDS, strict=True):
             loaded = body[one] + body[two]
-            # Loops around over which the operand stays the same are those up to which it does not grow.
+            # An operand stays loaded across the enclosing loops that do not enlarge its footprint.
             staying = (operand <= loaded + _ROUNDING).sum(0) - 1
             loads.append(loaded - iterations - (inside[free][staying, candidates] - body[free]))
         numbers += [*loads, _log_sum(*loads), iterations]
@@ -202,18 +221,21 @@ def _traffic(by_role: list[Floats]) -> list[Floats]:
 
 
 def _running(rows: Floats) -> Floats:
-    """Return the sums of the first row, the first two, …; an order in which `numpy.cumsum` is slow."""
+    """Return the running sums of rows; `numpy.cumsum` is slow along this axis."""
     return np.stack(list(accumulate(rows, np.add)))
 
 
 def _total(rows: Floats | Sequence[Floats]) -> Floats:
-    """Return the sum of rows, added one after the other: `numpy.sum` adds up one candidate's in another order than many candidates'."""
+    """Return the sum of rows, always added in the same order.
+
+    The order of `numpy.sum` depends on the number of candidates, which would change scores by rounding.
+    """
     found: Floats = reduce(np.add, rows)
     return found
 
 
 def _log_sum(*logs: Floats) -> Floats:
-    """Return the logarithm of the sum of numbers from their logarithms; sizes that a request makes up do not overflow it."""
+    """Return the logarithm of a sum from the logarithms of its terms, without overflow for huge sizes."""
     largest = logs[0]
     for log in logs[1:]:
         largest = np.maximum(largest, log)

@@ -1,7 +1,8 @@
-"""A schedule without the sizes that a search draws, and what it makes of such sizes.
+"""A skeleton: a schedule without its sizes, and the recipe to compute features from sizes.
 
-The sums of logarithms that `tlp_service.families.loopnest.features` names, the numbers that no size changes, and the parts of loops that
-`tlp_service.families.loopnest.reuse` reads, each by the places of sizes. Skeletons are few, so each is replayed once.
+The recipe lists the sizes in each sum of logarithms (see `tlp_service.families.loopnest.features`), the
+features that do not depend on sizes, and the parts of loops for `tlp_service.families.loopnest.reuse`. There
+are few skeletons, so each is replayed once and cached.
 """
 
 from __future__ import annotations
@@ -33,43 +34,46 @@ from tlp_service.families.loopnest.loop_nest import (
 
 Floats = npt.NDArray[np.float32]
 
-#: Innermost loops that are described, of the stages with the most loops.
+#: Number of innermost loops that are described, for each of the stages with the most loops.
 INNERMOST = (16, 8, 6, 6)
 _SPATIAL_LEVELS, _REDUCTION_LEVELS, _OWN_LEVELS = 5, 3, 5
 #: ``IteratorAnnotation``s that count as one: unroll, vectorize, parallel, vthread, blockIdx, threadIdx.
 _ANNOTATIONS = ((1,), (2,), (3,), (4,), (5, 7, 9), (6, 8, 10))
 _KINDS = "SRF?"
 
-#: Which of a stage's sums is its unroll step.
+#: Index of the unroll step among the sums of a stage.
 _UNROLL_SUM = 1 + _SPATIAL_LEVELS + _REDUCTION_LEVELS + len(_ANNOTATIONS) + 2
 _SUMS_A_STAGE = _UNROLL_SUM + 1 + _OWN_LEVELS
 _CONSTANTS_A_STAGE, _CONSTANTS_A_LOOP = 6, len(_KINDS) + 3
 _CONSTANTS_OF_ALL = 5
 
-#: Of a candidate's numbers: sums, loops that are described, and what no size changes; and which of the sums are unroll steps.
+#: Number of sums, of described loops, and of constant features of a candidate; and the indices of the unroll
+#: steps among the sums.
 SUMS = len(INNERMOST) * _SUMS_A_STAGE
 LOOPS = sum(INNERMOST)
 CONSTANTS = len(INNERMOST) * _CONSTANTS_A_STAGE + _CONSTANTS_OF_ALL + LOOPS * _CONSTANTS_A_LOOP
 UNROLL_STEPS = [stage * _SUMS_A_STAGE + _UNROLL_SUM for stage in range(reuse.STAGES)]
 
-#: Bytes of the replayed skeletons that are kept. One of a search takes about 7 kB, and the largest valid one about 100 kB.
+#: Maximum bytes of the cache of replayed skeletons. A skeleton of a search takes about 7 kB, and the largest
+#: valid one about 100 kB.
 _KEPT_BYTES = 32 << 20
-#: Bytes of the objects around the arrays of a skeleton.
+#: Estimated bytes of the Python objects of a skeleton, beside its arrays.
 _OBJECT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """What a replayed skeleton makes of sizes.
+    """A replayed skeleton: the recipe to compute features from sizes.
 
     Parameters
     ----------
     sizes, starts : ndarray of int
-        Sizes of all sums one after the other (-1, the last column, for a sum of none), and where each sum begins.
+        Sizes of all sums one after the other (-1, the last column, for a sum of none), and where each sum
+        begins.
     constants : ndarray of float32
-        What does not depend on sizes.
+        Features that do not depend on sizes.
     parts, codes : ndarray of int
-        Sizes of which the loops are made, see `tlp_service.families.loopnest.reuse.parts_of`.
+        Sizes of the parts of loops, see `tlp_service.families.loopnest.reuse.parts_of`.
     """
 
     sizes: npt.NDArray[np.int32]
@@ -86,12 +90,12 @@ class Skeleton:
 
 
 class _Skeletons:
-    """Cache of replayed skeletons by a digest of their primitives; the oldest are dropped first. Thread-safe.
+    """Cache of replayed skeletons by a digest of their primitives; the oldest are evicted first. Thread-safe.
 
     Parameters
     ----------
     max_bytes : int
-        Bytes of all cached skeletons.
+        Maximum bytes of all cached skeletons.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -121,7 +125,7 @@ class _Skeletons:
         return found
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all skeletons."""
         with self._lock:
             self._kept.clear()
             self._bytes = 0
@@ -133,13 +137,13 @@ class _Skeletons:
 
 
 def digest_of(texts: Iterable[bytes]) -> bytes:
-    """Return a digest of a skeleton from the texts of its primitives, so that cache keys have a fixed size."""
+    """Return a digest of the texts of a skeleton's primitives, so that cache keys have a fixed size."""
     return hashlib.blake2b(b"\0".join(texts), digest_size=16).digest()
 
 
 SKELETONS = _Skeletons(_KEPT_BYTES)
 
-#: What a primitive with a list longer than any loop nest is replayed as: nothing.
+#: Replaces a primitive whose list is longer than any loop nest. Replaying it has no effect.
 _NOTHING = Primitive("?", ())
 
 
@@ -153,7 +157,7 @@ def separate(primitive: Primitive) -> tuple[Primitive, list[float] | None]:
         assert isinstance(factors, tuple), "read_primitive checks it"
         inside = math.prod(max(factor, 1) for factor in factors)
         logs = [_log(-(-extent // inside)), *map(_log, factors)]
-        # Of more factors than a skeleton tells apart, the last holds the rest.
+        # If there are more factors than a skeleton distinguishes, the last one includes the rest.
         logs[FACTORS:] = [sum(logs[FACTORS:])] if len(factors) >= FACTORS else []
         return Primitive("SP", (stage, loop, 0, (0,) * min(len(factors), FACTORS), inner)), logs
     if primitive.kind == "PR":

@@ -1,4 +1,4 @@
-"""What `loopnest` reads of a task: one row, of the numbers of its workload key, a class of its name, and the platform."""
+"""The features of a task in `loopnest`: numbers of its workload key, a class of its name, the platform."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-#: Platforms that a version can tell from each other.
+#: Maximum number of platforms that one network distinguishes.
 PLATFORMS = 64
 _KEY_NUMBERS = 24
-#: Where the piecewise linear functions of a logarithm have their corners.
+#: Knots of the piecewise linear basis of a logarithm.
 _CORNERS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 21], dtype=np.float64)
 _A_NUMBER = len(_CORNERS) + 6
-#: Classes into which the names of operators fall.
+#: Number of hash classes for the names of operators.
 _NAMES = 64
-#: Numbers of a task.
+#: Number of features of a task.
 TASK_WIDTH = _KEY_NUMBERS * (1 + _A_NUMBER) + 3 + _NAMES + PLATFORMS
-#: Logarithms are divided by it.
+#: Divisor of all logarithms, which brings them near 1.
 _SCALE = 8.0
 
 
@@ -29,9 +29,10 @@ def task_row(workload_key: str, platform: int | None) -> npt.NDArray[np.float32]
     Parameters
     ----------
     workload_key : str
-        As TVM writes it: the name of a function, or the hash of a graph; whole numbers in it are extents and attributes.
+        Workload key as TVM writes it: the name of a function or the hash of a graph, with extents and
+        attributes as integers.
     platform : int or None
-        Number of the platform among those of the version; None where it is none of them.
+        Number of the platform among those of the version; None if the version does not know it.
     """
     row = np.zeros(TASK_WIDTH, dtype=np.float32)
     name, numbers = _read_key(workload_key)
@@ -50,12 +51,12 @@ def task_row(workload_key: str, platform: int | None) -> npt.NDArray[np.float32]
 
 
 def platform_column(platform: int) -> int:
-    """Return the column of a task's row that tells its platform."""
+    """Return the column of a task's row that is 1 for a platform."""
     return TASK_WIDTH - PLATFORMS + platform
 
 
 def _read_key(workload_key: str) -> tuple[str, list[int]]:
-    """Return the name and the whole numbers of a workload key; of one that is not JSON the key and none."""
+    """Return the name and the integers of a workload key; the key itself and none if it is not JSON."""
     try:
         key = json.loads(workload_key)
     except (ValueError, RecursionError):

@@ -13,13 +13,13 @@ from tlp_service.training.encoder import Encoder, TaskName
 
 
 class PublishedEncoder(Encoder):
-    """Rows of the published features; a candidate has no other values."""
+    """Encodes candidates as rows of the published features, without further values."""
 
     def __init__(self, features: PublishedFeatures) -> None:
         self._features = features
 
     def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
-        """Make one row a primitive."""
+        """Compute one row per primitive."""
         self.table, errors = self._features.rows(primitives)
         self.broken = frozenset(errors)
 
@@ -32,10 +32,10 @@ class PublishedEncoder(Encoder):
 
 
 class HeadEncoder(PublishedEncoder):
-    """Rows of the published features; a candidate's value is the number of its platform, which has a head of its own."""
+    """Encodes candidates as published rows, with the number of the platform's head as their value."""
 
     def begin(self, primitives: Sequence[Primitive], tasks: Sequence[TaskName]) -> None:
-        """Make one row a primitive, and number the platforms."""
+        """Compute one row per primitive, and number the platforms."""
         super().begin(primitives, tasks)
         self.platforms = tuple(sorted({platform for platform, _ in tasks}))
         self._heads = [self.platforms.index(platform) for platform, _ in tasks]

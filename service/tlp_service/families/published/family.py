@@ -1,4 +1,4 @@
-"""`published` as the server uses it: from requests to rows of distinct primitives."""
+"""The family `published`: computes the network inputs, rows of distinct primitives, of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Units of work (see `tlp_service.scheduling.steps`) per task, and per character of its workload key.
 _TASK_COST, _KEY_COST = 3_000, 4
 
-#: Distinct rows of made-up candidates.
+#: Number of distinct rows of synthetic candidates.
 _PROBE_ROWS = 256
 
 
@@ -49,7 +49,7 @@ class Published(Family):
         return Inputs(np.ones((1 + _PROBE_ROWS, network.row_width), dtype=np.float32), plan)
 
     def empty(self, network: Network) -> Inputs:
-        """Return two candidates that are all padding."""
+        """Return two candidates that consist of padding only."""
         nothing, none = np.zeros(2, dtype=np.int64), np.empty(0, dtype=np.int64)
         table = np.zeros((1, network.row_width), dtype=np.float32)
         return Inputs(table, RowPlan.of(none, nothing, network.steps))
@@ -83,7 +83,7 @@ def _inputs_of(network: Network, request: PredictRequest) -> Steps[Inputs]:
 def _without_unused(
     table: npt.NDArray[np.float32], indices: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Leave out the rows that no candidate refers to, for each is work; row 0, the padding, stays."""
+    """Remove unused rows, because encoding each takes time; keep row 0, the padding."""
     is_used = np.zeros(len(table), dtype=bool)
     is_used[0] = True
     is_used[1 + indices] = True
@@ -93,7 +93,7 @@ def _without_unused(
 
 
 def _candidates_with(broken: Mapping[int, Exception], request: PredictRequest) -> dict[int, str]:
-    """Return candidate -> error, for each candidate that holds a primitive without a row."""
+    """Return the errors of candidates that contain a primitive without a row, by position."""
     if not broken:
         return {}
     starts = np.cumsum(request.lengths) - request.lengths

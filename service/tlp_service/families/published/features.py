@@ -1,8 +1,9 @@
-"""The rows of the published TLP model, one a primitive.
+"""The features of the published TLP model: one row per primitive.
 
-Source: TLP (arXiv 2211.03578, section 4.2) and its public code: a row is the one-hot of the step kind
-followed by the step's arguments in record order, lists laid flat, strings replaced by codes, cropped and padded
-with zeros. Order of the kinds and codes are those of the code, which differ between CPU and GPU.
+Source: TLP (arXiv 2211.03578, section 4.2) and its public code. A row is the one-hot encoding of the step
+kind, followed by the step's arguments in record order. Lists are flattened, strings are replaced by codes,
+and the row is cropped or padded with zeros. The order of kinds and the codes come from the public code and
+differ between CPU and GPU.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class PublishedFeatures:
     Parameters
     ----------
     platform_kind : {"cpu", "gpu"}
-        Which of the two published vocabularies this is.
+        Platform kind of the published vocabulary.
     steps : int
-        Rows a candidate: longer candidates are cropped, shorter ones padded with zero rows.
+        Rows per candidate. Longer candidates are cropped, and shorter ones padded with zero rows.
     width : int
-        Numbers a row.
+        Numbers per row.
     kinds : tuple of str
         Step kinds in one-hot order.
     unroll_codes : dict
@@ -54,8 +55,8 @@ class PublishedFeatures:
         Raises
         ------
         InvalidPrimitive
-            If the vocabulary has no code for the kind, pragma or scope. A code of another thing would
-            silently shift the row.
+            If the vocabulary has no code for the kind, pragma or scope. Without this error the
+            row would be silently shifted.
         """
         if primitive.kind not in self.kinds:
             raise InvalidPrimitive(
@@ -83,14 +84,14 @@ class PublishedFeatures:
         rows : ndarray of float32, shape (1 + len(primitives), width)
             Row 0 is the padding, all zeros; row ``1 + i`` belongs to primitive ``i``.
         errors : dict
-            Position of a primitive -> why it has no row (its row is zeros).
+            Error of each primitive that has no row, by position. Its row is zeros.
         """
         return finished(self.rows_in_steps(primitives))
 
     def rows_in_steps(
         self, primitives: Sequence[Primitive]
     ) -> Steps[tuple[npt.NDArray[np.float32], dict[int, InvalidPrimitive]]]:
-        """Compute what `rows` returns, in steps of bounded time."""
+        """Compute the result of `rows`, in steps of bounded time."""
         rows = np.zeros((1 + len(primitives), self.width), dtype=np.float32)
         errors: dict[int, InvalidPrimitive] = {}
         for begin in range(0, len(primitives), _STEP_PRIMITIVES):
@@ -106,7 +107,7 @@ class PublishedFeatures:
     def positions(
         self, indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Return which row of `rows` stands at each step of each candidate.
+        """Return the index into `rows` for each step of each candidate.
 
         Parameters
         ----------
@@ -118,7 +119,7 @@ class PublishedFeatures:
         Returns
         -------
         ndarray of int, shape (candidates, steps)
-            0 where a candidate is padded.
+            Row indices; 0, the padding, after the end of a candidate.
         """
         step = np.arange(self.steps)
         starts = np.cumsum(lengths) - lengths

@@ -1,8 +1,9 @@
 """The published TLP network.
 
 Source: TLP (arXiv 2211.03578, section 4.3) and its public code: per-step MLP 64-128-256-256, 8-head
-self-attention with a residual, two residual blocks, a 256-128-64-1 head for each step, and the sum over the steps.
-Padding rows take part like any other, as published. Its multi-head form, MTL-TLP (section 5), has such a head a platform.
+self-attention with a residual, two residual blocks, a 256-128-64-1 head for each step, and the sum over the
+steps. As published, padding rows are treated like any other row. Its multi-head form, MTL-TLP (section 5),
+has one such head per platform.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ RESIDUAL_BLOCKS = 2
 class SelfAttention(nn.Module):
     """Multi-head self-attention over the steps, without mask or dropout.
 
-    The same function as ``torch.nn.MultiheadAttention`` with equal weights; written out since that module
-    switches to a fused kernel in evaluation, which does not export.
+    It computes the same function as ``torch.nn.MultiheadAttention`` with equal weights. That module cannot be
+    used, because it switches to a fused kernel in evaluation, which cannot be exported.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -37,7 +38,7 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.project_in = nn.Linear(width, 3 * width)
         self.project_out = nn.Linear(width, width)
-        # the initialisation of MultiheadAttention
+        # the same initialization as in MultiheadAttention
         nn.init.xavier_uniform_(self.project_in.weight)
         nn.init.zeros_(self.project_in.bias)
         nn.init.zeros_(self.project_out.bias)
@@ -48,8 +49,8 @@ class SelfAttention(nn.Module):
             self.project_in(steps), -1, (3, self.heads, -1)
         )  # (N, S, 3, heads, width / heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        # Not scaled_dot_product_attention: raw extents up to 3e8 give logits so large that its backward pass, which
-        # computes exp(logit - logsumexp) anew, overflows to NaN.
+        # Not scaled_dot_product_attention: raw extents up to 3e8 give logits so large that its backward pass,
+        # which computes exp(logit - logsumexp) anew, overflows to NaN.
         logits = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         attended = torch.softmax(logits, dim=-1) @ value
         out: Tensor = self.project_out(attended.transpose(1, 2).flatten(-2))
@@ -62,7 +63,7 @@ class PublishedNetwork(ExportableNetwork):
     Parameters
     ----------
     row_width : int
-        Numbers a row: 22 on CPUs, 20 on GPUs.
+        Numbers per row: 22 on CPUs, 20 on GPUs.
     """
 
     def __init__(self, row_width: int) -> None:
@@ -70,7 +71,7 @@ class PublishedNetwork(ExportableNetwork):
         self.encoder = _relu_chain(row_width, *HIDDEN)
         self.attention = SelfAttention(HIDDEN[-1], ATTENTION_HEADS)
         self.residuals = nn.ModuleList(_relu_chain(HIDDEN[-1], HIDDEN[-1]) for _ in range(RESIDUAL_BLOCKS))
-        self.architecture: dict[str, int] = {}  # its sizes are the paper's
+        self.architecture: dict[str, int] = {}  # empty: the sizes are fixed by the paper
         self.head = _head()
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -93,9 +94,9 @@ class PublishedNetwork(ExportableNetwork):
         ----------
         table : Tensor, shape (distinct rows, row_width)
         positions : Tensor of int, shape (candidates, steps)
-            Which row of the table stands at each step.
+            Index into the table for each step.
         values : Tensor or None
-            Not read; other networks' candidates have some.
+            Ignored; candidates of other networks have values.
         """
         return self.score(self.encode_distinct(table, positions))
 
@@ -107,11 +108,11 @@ class PublishedNetwork(ExportableNetwork):
         return torch.unflatten(encoded, 0, places.shape)
 
     def score(self, encoded: Tensor, head: nn.Module | None = None) -> Tensor:
-        """Return the raw scores from encoded rows, shape (candidates, steps, 256), by its own head or another."""
+        """Return the raw scores of encoded rows, shape (candidates, steps, 256); `head` replaces its head."""
         return self.step_scores(self.attention(encoded) + encoded, head).sum(-1)
 
     def step_scores(self, steps: Tensor, head: nn.Module | None = None) -> Tensor:
-        """Return what each step adds to its candidate's score, from the steps after attention."""
+        """Return the contribution of each step to its candidate's score, from the steps after attention."""
         for block in self.residuals:
             steps = block(steps) + steps
         scores: Tensor = (self.head if head is None else head)(steps)
@@ -119,7 +120,7 @@ class PublishedNetwork(ExportableNetwork):
 
     def form(self, row_width: int, value_width: int) -> Form:
         """Return the form of a new network."""
-        # One tensor each: the exporter takes the same one for the same input.
+        # One tensor each, because the exporter treats the same tensor as the same input.
         heads = [torch.zeros(ATTENTION_HEADS, 7, HIDDEN[-1] // ATTENTION_HEADS) for _ in range(3)]
         positions = torch.zeros((3, 6), dtype=torch.int64)
         places = {0: CANDIDATES, 1: PLACES}
@@ -132,11 +133,12 @@ class PublishedNetwork(ExportableNetwork):
         )
 
     def compare(self, exported: OnnxNetwork, sample: Sample, rows: npt.NDArray[np.int64]) -> ScorePair:
-        """Return the raw scores of this network, from padded rows, and of an exported one, from distinct rows."""
+        """Return raw scores of this network (from padded rows) and an exported one (from distinct rows)."""
         batch = sample.positions[rows]
         parts = np.array_split(batch, -(-len(batch) // 64))
         expected = np.concatenate([self(torch.from_numpy(sample.table[part])).numpy() for part in parts])
-        # Padding stands at the end of a candidate only, so its real rows are those before the last that is not 0.
+        # Padding is only at the end of a candidate, so its length is the place after its last row that is not
+        # 0.
         lengths = batch.shape[1] - np.argmax(np.flip(batch != 0, axis=1), axis=1)
         lengths[~batch.any(axis=1)] = 0
         indices = np.concatenate([row[:length] for row, length in zip(batch, lengths, strict=True)])
@@ -150,9 +152,9 @@ class MultiHeadNetwork(TrainableNetwork):
     Parameters
     ----------
     row_width : int
-        Numbers a row.
+        Numbers per row.
     heads : int
-        Platforms.
+        Number of platforms, which have one head each.
     """
 
     def __init__(self, row_width: int, heads: int) -> None:
@@ -183,7 +185,7 @@ class MultiHeadNetwork(TrainableNetwork):
         return torch.cat(scores)[torch.argsort(order)]
 
     def alone(self, number: int) -> PublishedNetwork:
-        """Return a copy of the network that the trunk is with one of the heads."""
+        """Return the network that combines copies of the trunk and of one head."""
         trunk, head = self.trunk.state_dict(), self.heads[number].state_dict()
         network = PublishedNetwork(self.row_width)
         network.load_state_dict(trunk | {f"head.{name}": weight for name, weight in head.items()})
@@ -191,14 +193,15 @@ class MultiHeadNetwork(TrainableNetwork):
 
 
 class DistinctForm(nn.Module):
-    """The same function of a candidate, computed without the network's waste.
+    """Computes the same scores as the network, without redundant work.
 
-    Each distinct row is encoded and projected once, however many candidates hold it, and the padding rows of a
-    candidate, which are all alike, count as one row with a multiplicity: ``m`` equal keys take part in a softmax as one
-    whose logit is larger by ``log m``, and ``m`` equal steps add ``m`` times the score of one.
+    Each distinct row is encoded and projected once, however many candidates contain it. The padding rows of a
+    candidate are equal and are computed as one row with a multiplicity ``m``: in a softmax, ``m`` equal keys
+    are equivalent to one whose logit is larger by ``log m``, and ``m`` equal steps add ``m`` times the score
+    of one.
 
-    One call does either half: encodes rows (and scores no candidates), or scores candidates from the encodings that an
-    earlier call returned (and encodes no rows).
+    One call either encodes rows and scores no candidates, or scores candidates from earlier encodings and
+    encodes no rows.
 
     Parameters
     ----------
@@ -206,8 +209,8 @@ class DistinctForm(nn.Module):
         The network whose weights it uses.
     """
 
-    #: What a row is encoded to. Queries, keys and values have a dimension for the heads before that of the rows, so that
-    #: gathering the rows of candidates gives the attention's operands with nothing left to transpose.
+    #: Names of the encodings of a row. In queries, keys and values, the dimension of the heads comes before
+    #: that of the rows, so that gathering rows gives the operands of the attention without a transposition.
     encodings = ("steps", "queries", "keys", "values")
 
     def __init__(self, network: PublishedNetwork) -> None:
@@ -231,24 +234,26 @@ class DistinctForm(nn.Module):
         rows : Tensor, shape (new rows, row_width)
             Rows to encode.
         steps : Tensor, shape (known rows, 256)
-            Encodings to score from.
+            Encodings from which candidates are scored.
         queries, keys, values : Tensor, shape (8, known rows, 32)
-            Their projections by head; queries are scaled.
+            Projections of these encodings by head. Queries are scaled.
         positions : Tensor of int, shape (candidates, L)
             Known row at each place of each candidate.
         counts : Tensor, shape (candidates, L)
-            How often the row stands in the candidate: 1, the multiplicity of the padding, or 0 for a place that is to fill up.
+            Multiplicity of the row in the candidate: 1 for a primitive, the number of padding rows for the
+            padding, and 0 for an unused place.
 
         Returns
         -------
         steps, queries, keys, values : Tensor
-            Of the new rows.
+            Encodings and projections of the new rows.
         raw : Tensor, shape (candidates,)
             Raw scores.
         """
         network = self.network
         places = positions.flatten()
-        # All that follows the attention works on one row a place: two dimensions, which runtimes fuse with bias and ReLU.
+        # After the attention, tensors have two dimensions, with one row per place, so that runtimes can fuse
+        # matrix products with bias and ReLU.
         query_at, key_at, value_at = (
             torch.unflatten(table.index_select(1, places), 1, positions.shape)
             for table in (queries, keys, values)

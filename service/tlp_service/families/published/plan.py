@@ -12,20 +12,20 @@ from tlp_service.inference.plan import Plan, Run
 
 @dataclass(frozen=True, slots=True)
 class RowPlan(Plan):
-    """The order in which the candidates of a request are scored: by their length, so that the places of a run are nearly all real.
+    """The candidates of a request, sorted by length, so that runs contain little padding.
 
     Parameters
     ----------
     indices : ndarray of int, shape (sum of lengths,)
         Primitives of all candidates, one candidate after the other.
     starts : ndarray of int, shape (candidates,)
-        Where each begins in `indices`.
+        Place in `indices` at which each candidate begins.
     lengths : ndarray of int, shape (candidates,)
-        Primitives of each that the network reads.
+        Number of primitives of each candidate that the network reads.
     order : ndarray of int, shape (candidates,)
         The candidates, shortest first.
     steps : int
-        Rows that the network reads of a candidate, padding included.
+        Rows that the network reads per candidate, including padding.
     """
 
     indices: npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class RowPlan(Plan):
 
     @classmethod
     def of(cls, indices: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], steps: int) -> RowPlan:
-        """Return the plan for candidates of these primitives; those after the first `steps` are cropped."""
+        """Return the plan for candidates; their primitives after the first `steps` are ignored."""
         real = np.minimum(lengths, steps)
         return cls(indices, np.cumsum(lengths) - lengths, real, np.argsort(real, kind="stable"), steps)
 
@@ -47,12 +47,12 @@ class RowPlan(Plan):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Bytes of the arrays of the plan."""
         return self.indices.nbytes + 3 * self.order.nbytes
 
     @property
     def mean_length(self) -> int:
-        """Places of a candidate on average, that of the padding included."""
+        """Average number of places per candidate, including that of the padding."""
         return 1 + int(self.lengths.mean())
 
     def run(self, first: int, count: int) -> Run:

@@ -1,4 +1,4 @@
-"""How `published` and its multi-head form are trained."""
+"""The training presets of `published` and its multi-head form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PublishedPreset(Preset):
 
 
 class MultiHeadPreset(PublishedPreset):
-    """TLP with a head a platform; the version has one network a platform, as each is then served like `published`."""
+    """TLP with one head per platform; it is exported as one `published` network per platform."""
 
     name = MULTI_HEAD
     continues = False
@@ -60,7 +60,7 @@ class MultiHeadPreset(PublishedPreset):
     def network(
         self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
     ) -> TrainableNetwork:
-        """Return a network of the published sizes with a head a platform."""
+        """Return a network of the published sizes with one head per platform."""
         assert source is None, "it does not continue"
         torch.manual_seed(settings.seed)
         return MultiHeadNetwork(train.table.shape[1], len(train.numbered))
