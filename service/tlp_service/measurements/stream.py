@@ -22,7 +22,7 @@ SEEN = "{tlp}:measurement:"
 PROBE = "{tlp}:probe"
 #: The recorder's consumer group.
 GROUP = "store"
-#: What the recorder tells of prediction error, as JSON.
+#: Key of the recorder's report of prediction error, as JSON.
 QUALITY = "{tlp}:quality"
 
 # One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     record : str
         The record's line.
     worker, platform : str
-        Who measured, and on what.
+        Names of the worker that measured and of the platform on which it measured.
     version : str
         Model version that the worker's search used; empty if it did not say.
     dialect : str
@@ -107,7 +107,7 @@ class MeasurementStream:
     Parameters
     ----------
     url : str
-        Of a Redis or Valkey.
+        URL of a Redis or Valkey server.
     id_days : int
         Days for which an id is remembered. A client that resends later than that is counted twice.
     """
@@ -134,8 +134,8 @@ class MeasurementStream:
         Raises
         ------
         NotReady
-            If the stream cannot be written. Nothing, or the first part, may have been: the same request can
-            be sent again.
+            If the stream cannot be written. Some of the entries may have been appended; sending the same request
+            again is safe.
         """
         added: list[int] = []
         try:
@@ -161,7 +161,7 @@ class MeasurementStream:
         return int(await _soon(self._checks.xlen(STREAM)))
 
     async def quality(self) -> bytes | None:
-        """Return what the recorder last told of prediction error, or None where none has told anything lately.
+        """Return the recorder's latest report of prediction error, or None if it has expired.
 
         Raises
         ------

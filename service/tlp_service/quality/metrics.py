@@ -15,10 +15,10 @@ from tlp_service.measurements.stream import QUALITY
 
 log = logging.getLogger(__name__)
 
-#: Series of a figure at most: platforms, and versions of a platform. Whoever sends measurements names platforms.
+#: Maximum number of platforms, and of versions per platform, with a series. Clients name platforms, so a bound is needed.
 _MAX_PLATFORMS, _MAX_VERSIONS = 64, 4
 
-#: figure -> what it is
+#: Figure -> help text of its gauge.
 _GAUGES = {
     "measured": "Measured candidates in the window.",
     "failed_share": "Share of the runs in the window that failed.",
@@ -68,21 +68,21 @@ def decode_quality(report: bytes | None) -> dict[str, Any]:
 
 
 class QualityCollector(Collector):
-    """The figures as gauges ``tlp_prediction_…`` with the labels platform and version."""
+    """Exports the figures as gauges ``tlp_prediction_…`` with the labels platform and version."""
 
     def __init__(self) -> None:
         self._document = decode_quality(None)
 
     def tell(self, told: bytes | None) -> None:
-        """Take over what the next scrape shall see."""
+        """Set the report that the next scrape exports."""
         self._document = decode_quality(told)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return a gauge a figure; a figure that cannot be said has no series."""
+        """Yield one gauge per figure; a figure without a value has no series."""
         for figure, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"tlp_prediction_{figure}", text, labels=["platform", "version"])
             for platform, versions in islice(sorted(self._document["platforms"].items()), _MAX_PLATFORMS):
-                # The serving one first, then those of which most was measured.
+                # The serving version comes first, then the versions with the most measurements.
                 order = sorted(versions.items(), key=lambda v: (not v[1]["serving"], -v[1]["measured"]))
                 for version, figures in order[:_MAX_VERSIONS]:
                     if figures.get(figure) is not None:

@@ -1,7 +1,6 @@
-"""Updates the figures of prediction error in a thread of its own, and reports them through Redis.
+"""Computes prediction error in a thread of its own, and reports it through Redis.
 
-Nothing here delays the storing of measurements: neither a candidate that takes a minute to score, nor a registry that does not
-answer, nor an exception.
+This thread never delays the recorder, even if scoring takes a minute, the registry hangs or an exception is raised.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 _QUALITY_S = 3600
 #: Seconds between two reports.
 _REPORT_S = 5.0
-#: Maximum number of measurements that wait to be included in the figures; beyond it the oldest batches are dropped.
+#: Maximum number of queued measurements; beyond it, the oldest batches are dropped.
 _MAX_WAITING = 20_000
 #: Seconds that `Teller.close` waits for the thread.
 _END_S = 5.0
@@ -35,14 +34,14 @@ _END_S = 5.0
 class Teller:
     """A thread that includes batches in the figures, and reports the figures every few seconds.
 
-    Its errors are logged and end nothing.
+    Errors are logged, and the thread continues.
 
     Parameters
     ----------
     client : Redis
-        Client of the server that gets the reports; closed by `close`.
+        Client of the Redis server that stores the reports; closed by `close`.
     quality : Quality
-        The figures. From now on only the thread uses them.
+        The figures to update. Only the thread may use them from now on.
     clock : callable
         Returns seconds, as `time.monotonic` does.
     """
@@ -54,7 +53,8 @@ class Teller:
         self._reported_s = float("-inf")
         self._is_new = False
         self._changed = threading.Condition()
-        # Guarded by `_changed`: batches that wait, the number of their measurements, the number of dropped ones, the end.
+        # Guarded by `_changed`: queued batches, the number of their measurements, the number of dropped measurements,
+        # and whether `close` was called.
         self._waiting: deque[Moved] = deque()
         self._size = self._dropped = 0
         self._is_ending = False
@@ -103,7 +103,10 @@ class Teller:
                 log.exception("prediction error can't be reported")
 
     def _next(self) -> tuple[Moved | None, int, bool]:
-        """Wait for a batch or the next report; return the batch, the number of dropped measurements, and whether to end."""
+        """Wait for a batch or the next report.
+
+        Returns the batch, the number of dropped measurements, and whether to end.
+        """
         with self._changed:
             left_s = max(0.0, self._reported_s + _REPORT_S - self._clock()) if self._is_new else None
             self._changed.wait_for(lambda: self._waiting or self._is_ending, left_s)
@@ -120,7 +123,7 @@ class Teller:
         now_s = self._clock()
         if not self._is_new or now_s - self._reported_s < _REPORT_S:
             return
-        # Noted before reporting, so that a failed report is not tried again sooner than a successful one.
+        # Set before reporting, so that the next report waits its full interval even if this one fails.
         self._reported_s = now_s
         document = self._quality.document(time.time())
         self._client.set(QUALITY, msgspec.json.encode(document), ex=_QUALITY_S)
