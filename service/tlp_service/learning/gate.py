@@ -1,6 +1,6 @@
 """The gate: decides whether a candidate version may replace the serving version.
 
-The gate compares the scores that both versions give to the same held-back candidates. The comparison is pure arithmetic.
+The gate compares the scores of both versions for the same held-back candidates. The comparison is pure arithmetic.
 
 A candidate version is accepted if it ranks at least one platform significantly better and none significantly worse.
 A difference is significant if the 95 % interval of the gain excludes zero.

@@ -236,7 +236,10 @@ class _Step:
         try:
             return build_sets(records, encoders, report)
         except BadRecords as error:
-            reason = f"{error}: no platform number is left for {platform}; 'tlp train' can make a version of fewer platforms"
+            reason = (
+                f"{error}: no platform number is left for {platform}; "
+                "'tlp train' can make a version of fewer platforms"
+            )
             raise Refusal("refused", reason) from None
 
     def _learn(
@@ -280,7 +283,7 @@ class _Step:
         files: Path,
         folder: Path,
     ) -> Path:
-        """Write a copy of the serving version in which the networks of some platforms are replaced; return its folder."""
+        """Write a copy of the serving version with the networks in `used` replaced; return its folder."""
         networks = with_kept([found.network for found in used], self._before, self._folder, files)
         of_files = {name: files / name for network in networks for name in network.files}
         gate = {

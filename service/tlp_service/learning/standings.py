@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 #: Keys in Redis. TRAINED: platform -> number of its records at its last verdict. REFUSED: platform -> consecutive
 #: refusals. TRYING: the platform in training.
 TRAINED, REFUSED, TRYING = "{tlp}:trained", "{tlp}:refused", "{tlp}:trying"
-#: Maximum number of platforms to consider (those with the most records). The bound is needed since clients name platforms.
+#: Maximum number of platforms to consider (those with the most records).
+#: The bound is needed since clients name platforms.
 _MAX_PLATFORMS = 4096
 
 
@@ -134,7 +135,10 @@ class Standings:
         self._last.discard(standing.platform)
 
     def _noted(self, key: str, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return the numbers of the counted platforms under a key; if the key has too many platforms, delete the others."""
+        """Return the numbers that a key holds for the platforms in `counts`.
+
+        If the key has too many platforms, those that are not in `counts` are deleted from it.
+        """
         noted = {platform: _number(text) for platform, text in self._client.hgetall(key).items()}
         if len(noted) > _MAX_PLATFORMS:
             self._client.hdel(key, *(noted.keys() - counts.keys()))

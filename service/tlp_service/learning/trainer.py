@@ -29,7 +29,8 @@ _LOOK_S = 5.0
 #: Maximum of the exponential back-off between checks after a failure, in seconds.
 #: A fault that shows only at the end, such as a full disk of the registry, wastes a whole training each time.
 _MAX_PAUSE_S = 300.0
-#: Maximum number of platforms to try per check. Refusing a platform for its records takes seconds; training takes a minute.
+#: Maximum number of platforms to try per check.
+#: Refusing a platform for its records takes seconds; training on one takes a minute.
 _MAX_LOOKED_AT = 16
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
-#: Maximum number of consecutive refusals that count. They multiply the needed records by a billion, which is out of reach.
+#: Maximum number of consecutive refusals that count.
+#: They multiply the needed records by a billion, which is out of reach.
 _MAX_REFUSALS = 30
 #: Divisor of the needed records if the serving version's error drifts, or a refused platform is overdue.
 _URGENT = 4
@@ -64,8 +65,8 @@ class Standing:
 def in_turn(standings: Iterable[Standing], needed: int, newcomers_first: bool = True) -> list[Standing]:
     """Return the platforms that are due, in the order in which to train them.
 
-    Platforms that were trained before alternate with new ones. Among each, drifting ones come first, then those with the fewest
-    refusals, then those with the most new records relative to the records at their last verdict.
+    Platforms that were trained before alternate with new ones. In each group, drifting platforms come first, then
+    those with the fewest refusals, then those with the most new records relative to their last verdict.
 
     Parameters
     ----------

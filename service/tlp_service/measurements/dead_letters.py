@@ -23,8 +23,8 @@ _MAX_LETTER_BYTES = 8 << 10
 #: Maximum bytes of a field name in a dead letter.
 _MAX_NAME_BYTES = 128
 
-# Acknowledges an entry and adds its dead letter atomically, so that it is neither lost nor added twice. A Redis server that
-# is out of memory allows a script that begins with XACK, so the acknowledgement comes first.
+# Acknowledges an entry and adds its dead letter atomically, so that it is neither lost nor added twice.
+# A Redis server that is out of memory allows a script that begins with XACK, so the acknowledgement comes first.
 # ARGV: group, entry, length of the stream of dead letters, then names and values of the letter.
 _BURY = """
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])

@@ -119,7 +119,10 @@ class HeldBack:
         self._pass = (None, _FIRST) if is_whole else None
 
     def look(self) -> None:
-        """Start a pass over all held-back entries if an earlier process left them, so this one knows no refused platform."""
+        """Start a pass over all held-back entries if this process knows no refused platform.
+
+        Such entries were left by another process.
+        """
         if self._pass is None and not self._refused:
             self._pass = None, _FIRST
 

@@ -15,17 +15,20 @@ from tlp_service.measurements.stream import QUALITY
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of platforms, and of versions per platform, with a series. Clients name platforms, so a bound is needed.
+#: Maximum number of platforms, and of versions per platform, with a series.
+#: The bound is needed since clients name platforms.
 _MAX_PLATFORMS, _MAX_VERSIONS = 64, 4
 
 #: Figure -> help text of its gauge.
 _GAUGES = {
     "measured": "Measured candidates in the window.",
     "failed_share": "Share of the runs in the window that failed.",
-    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; the other figures leave them out.",
+    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; "
+    "the other figures leave them out.",
     "pair_accuracy": "Share of the pairs of candidates inside a task that the scores order correctly, mean over tasks.",
     "kendall_tau": "Kendall's tau-b of scores and speeds inside tasks, mean over tasks.",
-    "top1_regret": "Extra run time of the best-scored candidate of a search round over the fastest one, as a share of the latter; at most 9 per round, mean over rounds.",
+    "top1_regret": "Extra run time of the best-scored candidate of a search round over the fastest one, "
+    "as a share of the latter; at most 9 per round, mean over rounds.",
     "top5_regret": "As top1_regret, for the fastest of the five best-scored candidates.",
     "drifting": "1 if the version orders candidates worse than when it was accepted, beyond chance; else 0.",
 }
@@ -91,6 +94,6 @@ class QualityCollector(Collector):
         if (told_s := self._document.get("time")) is not None:
             yield GaugeMetricFamily(
                 "tlp_prediction_told_timestamp_seconds",
-                "Unix time in seconds at which the recorder reported these figures; it stands still while no recorder runs.",
+                "Unix time in seconds of the recorder's latest report; it does not change while no recorder runs.",
                 value=told_s,
             )

@@ -61,7 +61,7 @@ class ErrorFigures:
     failed_share : float
         Share of the runs that failed.
     outlier_share : float
-        Share of the measurements whose cost cannot be a run time (see `is_plausible`). The figures below leave them out.
+        Share of the measurements whose cost cannot be a run time (see `is_plausible`); the figures below exclude them.
     pair_accuracy, pair_accuracy_low, pair_accuracy_high : float
         Share of the pairs inside tasks that the scores order correctly, mean over tasks, and its 95 % interval by
         bootstrap over tasks.

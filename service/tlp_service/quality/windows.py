@@ -136,7 +136,7 @@ class Quality:
 
 
 def _at_gate(scorer: Scorer, platform: str) -> float:
-    """Return the pair accuracy at which a version was accepted for a platform; NaN if its manifest does not state it."""
+    """Return a version's pair accuracy at the gate for a platform; NaN if its manifest does not state it."""
     gate = scorer.manifest.training.get("gate")
     figure = gate.get(platform) if isinstance(gate, dict) else None
     return float(figure) if isinstance(figure, float | int) else math.nan
