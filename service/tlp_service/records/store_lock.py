@@ -1,4 +1,4 @@
-"""The lock of who writes in a record store. Its holder may be stopped and never go on, so a wait for it has an end and is told."""
+"""The writer lock of a record store. A wait has a timeout and is logged, since a suspended holder may never release it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def alone_in(folder: Path, max_wait_s: float) -> Iterator[None]:
     Raises
     ------
     OSError
-        If another one has not ended after so long, or the lock cannot be had at all.
+        If another process still holds the lock at the timeout, or the file cannot be locked.
     """
     path = folder / LOCK
 

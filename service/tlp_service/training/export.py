@@ -1,4 +1,4 @@
-"""From a trained network to an ONNX file that scores alike."""
+"""Exports a trained network as an ONNX file, and checks that both give the same scores."""
 
 from __future__ import annotations
 

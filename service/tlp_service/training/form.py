@@ -1,4 +1,4 @@
-"""What is exported of a network, and what every exported network looks like."""
+"""The interface of an exported network: its inputs, outputs and dynamic sizes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NEW, KNOWN, CANDIDATES, PLACES = (torch.export.Dim(name) for name in ("new", "kn
 class Form:
     """A module to export, in the form that `tlp_service.inference.network.OnnxNetwork` runs.
 
-    Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. One call does either half: it encodes rows and
-    scores no candidates, or it scores candidates from the encodings that an earlier call returned and encodes no rows.
+    Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. A call either encodes rows and
+    scores no candidates, or scores candidates from the encodings of an earlier call and encodes no rows.
 
     Parameters
     ----------
@@ -29,7 +29,8 @@ class Form:
     values : str
         Name of what is read of a candidate besides its rows.
     example : tuple of Tensor
-        Arguments of ``forward``. Their dynamic sizes differ from each other and from 0 and 1, which the exporter would take for constants.
+        Arguments of ``forward``. Their dynamic sizes differ from each other and from 0 and 1, which the exporter would
+        take for constants.
     dynamic : tuple of dict
         Per argument, its dynamic dimensions.
     """
