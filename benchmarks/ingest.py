@@ -1,4 +1,6 @@
-"""Measurements at a fixed rate beside predict calls, without and with a trainer: what is acknowledged and stored, and p99 of predict over its idle value.
+"""Measures ingest at a fixed rate together with predict calls, without and with a trainer.
+
+Reports acknowledged and stored measurements, and the p99 latency of predict relative to its idle value.
 
 One worker asks for scores at a fixed rate throughout. Phases take turns, so that what else the machine does falls on all of them: idle; ingest
 (workers post batches of measured records, offered at a fixed rate whatever the answers); trainer; both. The trainer is a process of its own that

@@ -1,4 +1,6 @@
-"""One predict call of a search, and a whole evolutionary search, side by side: Ansor's own cost model, its parts, the published network as it is, and the service.
+"""Compares Ansor's own cost model, its parts, the published network and the service.
+
+Each is timed in one predict call of a search; the cost models are also timed in a whole evolutionary search.
 
 For 2,048 sampled states of each of three operators, all measured in turn in one run:
 

@@ -136,7 +136,7 @@ def summarise(tasks: Sequence[TaskFigures], seed: int = 0) -> dict[str, Interval
 
 
 def _count_pairs(scores: Floats, costs: Floats) -> tuple[int, int, int, int, int]:
-    """Count pairs of candidates: ordered right, wrong, with equal scores; with different costs, with different scores."""
+    """Count pairs: ordered correctly, incorrectly, with equal scores, with different costs, with different scores."""
     right = wrong = tied = different_scores = 0
     for first in range(0, len(costs), _ROWS):
         is_faster = costs[first : first + _ROWS, None] < costs[None, :]

@@ -94,7 +94,7 @@ def stored_sources(store: RecordStore) -> Iterator[tuple[str, str]]:
 
 
 def stored_workload(key: str, dialect: str | None) -> str:
-    """Return the workload of a stored row, see `Task.workload`; a dialect that is not known here keeps its key as it is."""
+    """Return the workload of a stored row (see `Task.workload`), or its plain key if the dialect is unknown."""
     try:
         return workload_of(key, dialect)
     except Unsupported:
@@ -162,7 +162,7 @@ class _Reader:
 
 
 class _PrimitiveReader:
-    """Reads the JSON text of candidates of one dialect. It parses each distinct primitive once, within a bounded cache."""
+    """Parses the JSON text of candidates of one dialect; a bounded cache holds the distinct primitives."""
 
     def __init__(self, dialect: str | None = None) -> None:
         self._dialect = find(dialect)

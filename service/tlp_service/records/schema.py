@@ -18,7 +18,7 @@ from tlp_client.dialects.registry import stated_name
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
-#: `primitives` is the JSON text of the steps as in the log. `costs` are seconds, and meaningless if `error_no` is not 0.
+#: `primitives` is the JSON text of the steps as in the log. `costs` are seconds, meaningless if `error_no` is not 0.
 #: `dialect` is null for the default dialect.
 #: A nullable column may be missing in a file, and then reads as nulls. So a new column needs one line here, nullable
 #: and at the end, and no migration of stores; `Rows` writes nulls until it has values for the column.

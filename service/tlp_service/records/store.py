@@ -142,7 +142,7 @@ class RecordStore:
         return {platform: total for platform, found in counts.items() if (total := sum(found.values()))}
 
     def append(self, batches: Iterable[pa.Table]) -> None:
-        """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once.
+        """Add tables of one platform each, and return when they are on disk; a row with a known id is read once.
 
         Raises
         ------
@@ -175,14 +175,14 @@ class RecordStore:
             self._compact_newest(folder)
 
     def _compact_newest(self, folder: PlatformFolder) -> None:
-        """Merge the newest files of a platform. If that fails, no row is lost, and it is tried again some files later."""
+        """Merge the newest files of a platform; a failure loses no row, and is retried some files later."""
         try:
             self._merge(folder, lambda files: newest(files, _MAX_PARTS // 2))
         except (OSError, pa.ArrowException) as error:
             log.warning("%s is not compacted: %s", folder.path, error)
 
     def compact(self) -> None:
-        """Make the files of each platform one."""
+        """Merge the files of each platform into one."""
         with self._writing():
             for platform in self.platforms:
                 folder = self._folder(platform, is_writing=True)
@@ -237,7 +237,7 @@ class RecordStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Wait until no other process writes, and keep others from it."""
+        """Hold the writer lock of the store in the context."""
         with alone_in(self.folder, self._max_wait_s):
             for pattern in (f"{_INCOMING}*", f"{_PLATFORM}*/{_INCOMING}*"):
                 for left in self.folder.glob(pattern):  # from a killed process

@@ -1,4 +1,7 @@
-"""The writer lock of a record store. A wait has a timeout and is logged, since a suspended holder may never release it."""
+"""The writer lock of a record store.
+
+Waiting for it is logged and has a timeout, since a suspended holder may never release it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _TELL_S = 10.0
 
 @contextmanager
 def alone_in(folder: Path, max_wait_s: float) -> Iterator[None]:
-    """Wait until no other process writes in a folder, and keep others from it.
+    """Hold the writer lock of a folder in the context.
 
     Raises
     ------

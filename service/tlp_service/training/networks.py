@@ -121,7 +121,7 @@ class KindTraining:
             source = (of_version, self.source[1].parent / known.file)
         name = f"{self.kind}-validity"
         network = preset.network(train, settings, source)
-        # The last epoch counts: which one orders a few held-out tasks best says nothing of how far its chances can be trusted.
+        # The last epoch is kept, since ranking a few held-out tasks best does not mean well-calibrated probabilities.
         nothing = dataclasses.replace(train, tasks=())
         fitted = fit(network, train, nothing, settings, self.device, name, self._progress(name))
         network = fitted.network.cpu()
@@ -182,8 +182,9 @@ def adapt(
 ) -> Fit:
     """Fine-tune a network as `fit` does, and interpolate between its initial and its fine-tuned weights.
 
-    Fine-tuned on two tasks alone a network forgets what holds for all others; between the weights before and after lie networks that
-    keep nearly all of both (Wortsman et al. 2022, arXiv 2109.01903). The share of the new ones is n / (n + 3) for n tasks.
+    A network that is fine-tuned on two tasks alone forgets the others (catastrophic forgetting). Networks between the
+    initial and the fine-tuned weights perform nearly as well on both (Wortsman et al. 2022, arXiv 2109.01903).
+    The share of the fine-tuned weights is n / (n + 3) for n tasks.
     """
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     fitted = fit(network, train, validation, settings, device, label, checkpoint)
