@@ -14,7 +14,7 @@ from models import write_linear_version
 from serving import HANG_S, until
 
 from tlp_client.records import RecordParser
-from tlp_service.measurements.recorder import Moved, Recorder
+from tlp_service.measurements.recorder import BatchResult, Recorder
 from tlp_service.measurements.stream import QUALITY, STREAM, Entry
 from tlp_service.quality import telling
 from tlp_service.quality.telling import Teller
@@ -35,7 +35,7 @@ def entry(n):
 
 def moved(first, last):
     records = [(e := entry(n), RecordParser().parse(e.record)) for n in range(first, last)]
-    return Moved(records, [float(n) for n in range(first, last)])
+    return BatchResult(records, [float(n) for n in range(first, last)])
 
 
 class Blocking(Quality):

@@ -27,7 +27,7 @@ from tlp_service.redis_url import connect
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DEAD", "GROUP", "Moved", "Recorder"]
+__all__ = ["DEAD", "GROUP", "BatchResult", "Recorder"]
 
 #: Bounds of a batch in entries and in bytes: it ends with the entry that reaches either.
 #: In memory, entries take about ten times their bytes.
@@ -57,7 +57,7 @@ _Read = tuple[str, Entry, Record]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class BatchResult:
     """The result of moving a batch.
 
     Parameters
@@ -114,7 +114,7 @@ class Recorder:
         self._is_behind = False
         self._are_held = False  # whether the last batch came from the held-back entries
 
-    def step(self) -> Moved:
+    def step(self) -> BatchResult:
         """Move one batch, blocking for at most a second if the stream has no entries.
 
         Raises
@@ -127,22 +127,22 @@ class Recorder:
         messages = self._next_batch()
         self._is_behind = len(messages) >= _BATCH or _size(messages) >= _MAX_BATCH_BYTES
         if not messages:
-            return Moved()
-        moved = self._move(messages)
-        self._acknowledge(messages, moved)
-        return moved
+            return BatchResult()
+        result = self._move(messages)
+        self._acknowledge(messages, result)
+        return result
 
-    def run(self, is_stopping: Stopping | Event, take: Callable[[Moved], None]) -> None:
+    def run(self, is_stopping: Stopping | Event, take: Callable[[BatchResult], None]) -> None:
         """Move batches until an event is set, and pass each result to `take`; retry if stream or store fail."""
         is_lost = False
         while not is_stopping.is_set():
             try:
-                moved = self.step()
-                take(moved)
+                result = self.step()
+                take(result)
                 if is_lost:
                     log.info("measurements go to the record store again")
                 is_lost = False
-                if not self._is_behind and (moved.records or moved.dead):
+                if not self._is_behind and (result.records or result.dead):
                     is_stopping.wait(_GATHER_S)
             except (RedisError, OSError, pa.ArrowException) as error:  # the stream or the disk failed
                 if not is_lost:
@@ -190,7 +190,7 @@ class Recorder:
             self._takes_pending = True  # more entries may have been claimed than fit into this batch
         return left or self._portions.new(_BATCH, _MAX_BATCH_BYTES, _WAIT_S)
 
-    def _move(self, messages: Sequence[Message]) -> Moved:
+    def _move(self, messages: Sequence[Message]) -> BatchResult:
         read: list[_Read] = []
         dead: dict[str, str] = {}
         waiting: dict[str, str] = {}
@@ -218,7 +218,7 @@ class Recorder:
         stored = [one for one in read if one[0] not in dead and one[0] not in waiting]
         times_s = [order(id_)[0] / 1000 for id_, _, _ in stored]
         records = [(entry, record) for _, entry, record in stored]
-        return Moved(records, times_s, dead, waiting, reasons)
+        return BatchResult(records, times_s, dead, waiting, reasons)
 
     def _parser_of(self, dialect: str) -> RecordParser:
         parser = self._parsers.get(dialect)
@@ -244,16 +244,16 @@ class Recorder:
             middle = len(read) // 2
             return self._tables(read[:middle], dead) + self._tables(read[middle:], dead)
 
-    def _acknowledge(self, messages: Sequence[Message], moved: Moved) -> None:
-        stored = [id_ for id_, _ in messages if id_ not in moved.dead and id_ not in moved.waiting]
+    def _acknowledge(self, messages: Sequence[Message], result: BatchResult) -> None:
+        stored = [id_ for id_, _ in messages if id_ not in result.dead and id_ not in result.waiting]
         if stored:  # sent separately: a full server refuses a script or transaction that also needs memory
             self._client.xack(STREAM, GROUP, *stored)
-        dead = [(id_, fields, moved.dead[id_]) for id_, fields in messages if id_ in moved.dead]
+        dead = [(id_, fields, result.dead[id_]) for id_, fields in messages if id_ in result.dead]
         self._dead_letters.bury(dead)
-        if moved.waiting:
-            waiting = {id_: moved.waiting[id_] for id_, _ in messages if id_ in moved.waiting}
-            self._held.keep(waiting, moved.reasons, self._are_held)
-        self._trim([id_ for id_, _ in messages if id_ not in moved.waiting])
+        if result.waiting:
+            waiting = {id_: result.waiting[id_] for id_, _ in messages if id_ in result.waiting}
+            self._held.keep(waiting, result.reasons, self._are_held)
+        self._trim([id_ for id_, _ in messages if id_ not in result.waiting])
 
     def _trim(self, done: Sequence[str]) -> None:
         """Trim the entries that every consumer group has finished.
