@@ -27,11 +27,11 @@ _QUALITY_S = 3600
 _REPORT_S = 5.0
 #: Maximum number of queued measurements; beyond it, the oldest batches are dropped.
 _MAX_WAITING = 20_000
-#: Seconds that `Teller.close` waits for the thread.
+#: Seconds that `QualityReporter.close` waits for the thread.
 _END_S = 5.0
 
 
-class Teller:
+class QualityReporter:
     """A thread that includes batches in the figures, and reports the figures every few seconds.
 
     Errors are logged, and the thread continues.
