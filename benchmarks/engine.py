@@ -1,4 +1,6 @@
-"""The engine beside the padded network it computes, and beside what the multiply-adds alone would take: the same candidates and weights, in one run.
+"""Compares the engine with the padded network and with the compute-bound minimum (multiply-adds at the GEMM rate).
+
+All use the same candidates and weights, in one run.
 
 Reads candidates that ``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind. With ``--follow`` it takes one
 measurement for each line of its input and prints it as JSON, so that another benchmark can measure in turn with it.

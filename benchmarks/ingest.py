@@ -1,9 +1,12 @@
-"""Measurements at a fixed rate beside predict calls, without and with a trainer: what is acknowledged and stored, and p99 of predict over its idle value.
+"""Measures ingest at a fixed rate together with predict calls, without and with a trainer.
 
-One worker asks for scores at a fixed rate throughout. Phases take turns, so that what else the machine does falls on all of them: idle; ingest
-(workers post batches of measured records, offered at a fixed rate whatever the answers); trainer; both. The trainer is a process of its own that
-is stopped between its phases, and has work whenever it runs. After each ingest the recorder gets the time that it needs, which is printed. At the end, the most
-that is acknowledged without pacing. The workers run beside the server, with bodies that were made before.
+Reports acknowledged and stored measurements, and the p99 latency of predict relative to its idle value.
+
+One worker requests scores at a fixed rate throughout. The phases alternate, so that other load on the machine affects
+all of them equally: idle; ingest (workers post batches of measured records at a fixed rate, without waiting for
+answers); trainer; both. The trainer is a process of its own that is suspended between its phases, and always has work.
+After each ingest phase, the recorder may drain the stream, and the time that this takes is printed. The last phase
+measures the maximum ingest throughput. The workers run on the same machine as the server, with prepared request bodies.
 
     .venv/bin/python benchmarks/ingest.py --out FILE
 """

@@ -1,10 +1,12 @@
-"""What learning in service gains on a platform that the served version has not seen, and what poison does to it.
+"""Measures the gain of continuous training on an unseen platform, and its robustness against poisoned records.
 
-``curve``   a version is trained without the platform and serves. Records of the platform come in, in an order that is drawn, and after 1, 5,
-            20 and 100 % of them the trainer makes a step. Ranked are tasks of which nothing came in, by the version that serves after each
-            step, beside the one that served first (frozen) and one that was trained on everything; and those of all other platforms.
-``poison``  the same, but from the second step on a fifth of the records have costs that are shuffled inside their tasks, and all have from
-            the fourth. Told is what each step published, whether it ranks what is clean worse, and what the service says of its error.
+``curve``   The serving version is trained without the platform. Its records arrive in random order, and after 1, 5, 20
+            and 100 % of them the trainer makes a step. After each step, the serving version ranks tasks without any
+            record in the store. It is compared with the first serving version (frozen) and with one that was trained
+            on all records. The tasks of all other platforms are ranked, too.
+``poison``  The same, but from the second step on, a fifth of the records have costs shuffled inside their tasks, and
+            all records from the fourth step on. Reports the version that each step published, whether it ranks clean
+            records worse, and the prediction error that the service reports.
 
     .venv/bin/python benchmarks/learning.py curve STORE --targets x86-24c k80 --out FILE
 """

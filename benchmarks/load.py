@@ -1,4 +1,6 @@
-"""The server under load: throughput, latency, fairness and memory with 1 to 64 workers, a small caller beside large ones, overload, and idle.
+"""Load test of the server with 1 to 64 workers, a small client among large ones, overload, and idle phases.
+
+Reports throughput, latency, fairness and memory.
 
 The callers run beside the server, with bodies that were made before: what a worker itself needs for a call is left out. Reads candidates that
 ``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind.

@@ -1,11 +1,16 @@
-"""One predict call of a search, and a whole evolutionary search, side by side: Ansor's own cost model, its parts, the published network as it is, and the service.
+"""Compares Ansor's own cost model, its parts, the published network and the service.
+
+Each is timed in one predict call of a search; the cost models are also timed in a whole evolutionary search.
 
 For 2,048 sampled states of each of three operators, all measured in turn in one run:
 
-(a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature extraction alone; (c) the padded
-network in one ONNX call; (d) in its best chunk; (e) our engine in-process, all of `published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
-(g) and (h) the same for `loopnest`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
-five generations with each cost model. The candidates are left in ``--candidates``, for the other benchmarks.
+(a) ``XGBModel.predict``, trained on 512 states with random costs, which do not affect its speed; (b) its feature
+extraction alone; (c) the padded network in one ONNX call; (d) the padded network in chunks of the best size; (e) our
+engine in-process, all of `published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
+(g) and (h) the same for `loopnest`, which the server serves: its nests, its network. Further rows are TVM's own text of
+the states, one by one, and the compute-bound minimum (multiply-adds at the measured GEMM rate).
+Then one evolutionary search of five generations runs with each cost model.
+The candidates are written to ``--candidates``, for the other benchmarks.
 
     .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --candidates FOLDER --out FILE
 """

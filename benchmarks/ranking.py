@@ -1,4 +1,4 @@
-"""How well models rank the schedules of unseen tasks: loopnest, TLP's network, xgboost, all on the same split, in one run.
+"""Compares how well loopnest, TLP's network and xgboost rank candidates of unseen tasks, on the same split, in one run.
 
 ``platforms``  every platform: train on a store's train part, stop by its validation part, rank its test part; mean over seeds.
 ``folds``      five folds by task over the records measured for this project, beside models on Ansor's own features; the last epoch counts.

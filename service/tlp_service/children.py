@@ -1,4 +1,4 @@
-"""Programs that the server runs beside itself, as long as it lives."""
+"""Supervises the child processes of the server: restarts them with back-off, and ends them with the server."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
-#: Seconds between two looks at a child, that it has to end, and before it is started again: at first, and at most.
+#: Seconds between two checks of a child, seconds that it has to end, and its first and maximum pause before a restart.
 _LOOK_S, _END_S, _PAUSE_S, _MAX_PAUSE_S = 0.5, 10.0, 1.0, 60.0
-#: Seconds that a child runs before it counts as one that can.
+#: Seconds that a child must run before its start counts as successful.
 _RUNS_S = 30.0
 
 
 class Stopping:
-    """Whether SIGINT or SIGTERM came.
+    """A flag that SIGINT and SIGTERM set.
 
-    Not an `Event`: a handler that takes a lock may interrupt itself, for the death of a parent with many threads comes as many signals.
+    It is no `Event`, since the handler may interrupt itself and would deadlock on a lock: when a parent with many
+    threads dies, many signals arrive.
     """
 
     def __init__(self) -> None:
         self._came = False
 
     def listen(self) -> None:
-        """Begin to listen to the signals; in the main thread."""
+        """Install the signal handlers; must be called in the main thread."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
 
     def is_set(self) -> bool:
-        """Return whether one came."""
+        """Return whether a signal has arrived."""
         return self._came
 
     def wait(self, seconds: float) -> bool:
-        """Wait until one comes, or so long; return whether one came."""
+        """Wait for a signal or the timeout; return whether a signal has arrived."""
         end = time.monotonic() + seconds
         while not self._came and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
@@ -55,7 +56,7 @@ class Stopping:
 
 
 class Child:
-    """A program that is started again should it end by itself.
+    """A program that is restarted if it ends by itself.
 
     Parameters
     ----------
@@ -97,11 +98,11 @@ class Child:
         self._watcher = threading.Thread(target=self._watch, name=f"tlp-{name}", daemon=True)
 
     def watch(self) -> None:
-        """From now on, start it again when it ends."""
+        """Restart the program from now on whenever it ends."""
         self._watcher.start()
 
     def stop(self) -> None:
-        """Ask it to end, and make it where it doesn't."""
+        """Ask the program to end, and kill it if it does not."""
         self._stopping.set()
         self._end()
 
@@ -123,11 +124,12 @@ class Child:
             env=self._environment,
             pass_fds=self._keep,
             preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  two system calls: safe beside threads
-            start_new_session=True,  # Ctrl-C is for the server, which stops its children last
+            start_new_session=True,  # keeps Ctrl-C from the children, since the server stops them last
         )
 
     def _watch(self) -> None:
-        # Linux sends the death signal when the thread ends that made the child; this one ends with the process.
+        # Linux sends the death signal when the thread that made the child ends, so a thread that ends with the process
+        # must make it.
         pause_s, began_s = _PAUSE_S, time.monotonic()
         while not self._stopping.wait(_LOOK_S):
             status = self.process.poll()
@@ -139,7 +141,7 @@ class Child:
             if time.monotonic() - began_s > _RUNS_S:
                 pause_s = _PAUSE_S
             log.error("%s ended with status %d, starting it again", self.name, status)
-            # At once, and then after longer and longer pauses: what cannot run must not take the processor from what can.
+            # The first restart is immediate, later ones back off: a program that cannot run must not waste the CPU.
             with contextlib.suppress(OSError):
                 self.process = self._spawn()
             began_s = time.monotonic()
@@ -148,8 +150,8 @@ class Child:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Make Linux send this child a signal when its parent ends, so that kill -9 of the server leaves no child behind."""
+    """Make Linux signal this child when its parent ends, so that kill -9 of the server leaves no child behind."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # which died before it could be asked
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)

@@ -1,4 +1,4 @@
-"""The lock of a file between processes. Its holder may be suspended and never go on, so a wait for it has an end."""
+"""A file lock between processes, with a timeout, since a suspended holder may never release it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAUSE_S = 0.02
 def lock_within(
     file: IO[str] | int, max_wait_s: float, tell: Callable[[], None] | None = None, tell_after_s: float = 0.0
 ) -> bool:
-    """Lock a file, and return whether that was possible within so many seconds; it stays locked until it is closed.
+    """Lock a file until it is closed; return whether that succeeded before the timeout.
 
     Parameters
     ----------

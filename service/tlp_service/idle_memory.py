@@ -7,10 +7,11 @@ import gc
 import os
 from collections.abc import Callable
 
-#: Growth of the resident memory, in bytes, from which on a collection is worth its time.
+#: Minimum growth of the resident memory in bytes for which a garbage collection is worth its time.
 _GROWTH = 16 << 20
-#: Option of glibc's ``mallopt``, and its value: bytes from which on an allocation is mapped by itself. By default glibc raises
-#: this threshold up to 32 MiB when large blocks are freed, and the heap then keeps the memory of large bodies.
+#: Option of glibc's ``mallopt``, and its value: the size in bytes from which allocations are mapped separately.
+#: By default, glibc raises this threshold up to 32 MiB when large blocks are freed, and the heap then keeps the
+#: memory of large bodies.
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 256 << 10
 
 
@@ -36,7 +37,7 @@ class IdleMemory:
     Parameters
     ----------
     is_busy : callable
-        Returns whether any request is being worked on.
+        Returns whether any request is in progress.
     resident : callable
         Returns the resident memory in bytes.
     """

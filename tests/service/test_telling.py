@@ -14,10 +14,10 @@ from models import write_linear_version
 from serving import HANG_S, until
 
 from tlp_client.records import RecordParser
-from tlp_service.measurements.recorder import Moved, Recorder
+from tlp_service.measurements.recorder import BatchResult, Recorder
 from tlp_service.measurements.stream import QUALITY, STREAM, Entry
-from tlp_service.quality import telling
-from tlp_service.quality.telling import Teller
+from tlp_service.quality import reporter as reporter_module
+from tlp_service.quality.reporter import QualityReporter
 from tlp_service.quality.windows import Quality
 from tlp_service.records.store import RecordStore
 
@@ -35,7 +35,7 @@ def entry(n):
 
 def moved(first, last):
     records = [(e := entry(n), RecordParser().parse(e.record)) for n in range(first, last)]
-    return Moved(records, [float(n) for n in range(first, last)])
+    return BatchResult(records, [float(n) for n in range(first, last)])
 
 
 class Blocking(Quality):
@@ -56,9 +56,9 @@ def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
     url, client, tmp_path, scorer, caplog
 ):
     store, stopping, quality = RecordStore.create(tmp_path / "store"), threading.Event(), Blocking(scorer)
-    teller = Teller(redis.Redis.from_url(url), quality)
+    reporter = QualityReporter(redis.Redis.from_url(url), quality)
     recorder = Recorder(url, store, "one")
-    thread = threading.Thread(target=recorder.run, args=(stopping, teller.take))
+    thread = threading.Thread(target=recorder.run, args=(stopping, reporter.take))
     thread.start()
     try:
         client.xadd(STREAM, entry(1)._asdict())
@@ -70,12 +70,12 @@ def test_a_score_that_takes_long_does_not_keep_measurements_from_the_store(
         stopping.set()
         thread.join(HANG_S)
         assert not thread.is_alive()
-        assert not teller.close(timeout_s=0.01)  # a stop waits no longer
+        assert not reporter.close(timeout_s=0.01)  # a stop waits no longer
     finally:
         stopping.set()
         quality.go_on.set()
-    teller._thread.join(HANG_S)
-    assert not teller._thread.is_alive()
+    reporter._thread.join(HANG_S)
+    assert not reporter._thread.is_alive()
     thread.join(HANG_S)
     recorder.close()
 
@@ -84,20 +84,20 @@ def test_what_waits_for_the_figures_is_bounded_and_what_is_dropped_is_counted(
     url, client, scorer, monkeypatch, caplog
 ):
     """Ten times the bound: the oldest are dropped."""
-    monkeypatch.setattr(telling, "_MAX_WAITING", 20)
+    monkeypatch.setattr(reporter_module, "_MAX_WAITING", 20)
     quality, seconds = Blocking(scorer), [0.0]
-    teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])
-    teller.take(moved(1, 2))
+    reporter = QualityReporter(redis.Redis.from_url(url), quality, lambda: seconds[0])
+    reporter.take(moved(1, 2))
     assert quality.is_inside.wait(HANG_S)
     for first in range(2, 202, 4):
-        teller.take(moved(first, first + 4))
-        assert sum(len(m.records) for m in teller._waiting) == teller._size <= 20
+        reporter.take(moved(first, first + 4))
+        assert sum(len(m.records) for m in reporter._waiting) == reporter._size <= 20
     quality.go_on.set()
-    until(lambda: not teller._waiting)
+    until(lambda: not reporter._waiting)
     assert [r.getMessage() for r in caplog.records] == [
         "prediction error leaves out 180 measurements: more came than can be scored"
     ]
-    assert teller.close(HANG_S)
+    assert reporter.close(HANG_S)
     assert super(Blocking, quality).document(1.0)["platforms"]["epyc"]["v"]["measured"] == 21
 
 
@@ -112,15 +112,15 @@ def test_a_fault_is_a_warning_and_the_figures_go_on(url, client, scorer, caplog)
         return document(time_s)
 
     quality.document = fails
-    teller = Teller(redis.Redis.from_url(url), quality, lambda: seconds[0])
+    reporter = QualityReporter(redis.Redis.from_url(url), quality, lambda: seconds[0])
     for n in range(1, 5):
-        teller.take(moved(n, n + 1))
-        until(lambda n=n: len(faults) == max(0, 3 - n) and not teller._waiting)
+        reporter.take(moved(n, n + 1))
+        until(lambda n=n: len(faults) == max(0, 3 - n) and not reporter._waiting)
         seconds[0] += 6
     until(lambda: '"measured":4,' in (client.get(QUALITY) or ""))
     assert len(caplog.records) == 3
     assert all(r.getMessage().startswith("prediction error can't be reported") for r in caplog.records)
-    assert teller.close(HANG_S)
+    assert reporter.close(HANG_S)
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_recorder_whose_scorer_never_returns_ends_when_it_is_asked_to(url, cli
 _HANGS = """
 import sys, threading
 from pathlib import Path
-from tlp_service.quality import telling
+from tlp_service.quality import reporter as reporter_module
 from tlp_service.processes.recorder import record
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import read_settings
@@ -158,6 +158,6 @@ def score(self, *arguments, **more):
     Path(sys.argv[1]).touch()
     threading.Event().wait()
 Scorer.score = score
-telling._END_S = 0.1
+reporter_module._END_S = 0.1
 sys.exit(record(read_settings()))
 """

@@ -1,1 +1,1 @@
-"""How well scores rank."""
+"""Evaluation of model versions: how well their scores rank measured candidates."""

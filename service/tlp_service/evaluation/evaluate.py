@@ -29,16 +29,16 @@ _SHOWN = ("top1_mean", "top5_mean", "top1_pooled", "top5_pooled", "pair_accuracy
 
 @dataclass(slots=True)
 class Evaluation:
-    """What a version does on some records.
+    """Ranking metrics of a version on some records.
 
     Parameters
     ----------
     model, version : str
-        What scored.
+        Name of the model, and of the version.
     tasks : list of TaskFigures
-        One a task with enough candidates.
+        Metrics of each task with enough candidates.
     left_out : Counter
-        Records or candidates that did not count, by cause.
+        Number of excluded records or candidates, by cause.
     """
 
     model: str

@@ -58,7 +58,7 @@ def write_plot(evaluation: Evaluation, path: Path) -> None:
     Parameters
     ----------
     evaluation : Evaluation
-        What is shown.
+        The evaluation to plot.
     path : Path
         File that gets the picture.
     """

@@ -1,1 +1,1 @@
-"""Learning from what the farm measures: what may be served, and what is trained when."""
+"""Continuous training on new measurements: scheduling, fine-tuning and the gate before serving."""

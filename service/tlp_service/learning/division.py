@@ -15,19 +15,22 @@ from tlp_service.learning.outcome import Refusal
 from tlp_service.records.split import part_of
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 
-#: Candidates of a platform that are held back for the gate: the same share of each task, beside all tasks of the test part.
+#: Target number of candidates per platform to hold back for the gate, besides all tasks of the test part.
+#: The same share of each other task is held back.
 _HELD_BACK = 400
-#: Bounds of the share of candidates that is held back.
+#: Bounds of the share of each task's candidates that is held back.
 _MIN_HELD, _MAX_HELD = 0.2, 0.5
-#: A task needs at least so many candidates, and so many different costs among them. With fewer, the two parts cannot both
-#: have candidates to order.
+#: Minimum number of candidates, and of different costs, of at least one task.
+#: With fewer, the training part and the held-back part cannot both have candidates to rank.
 _MIN_CANDIDATES = 4
-#: Reason of a refusal.
+#: Reason for refusing a platform that has no task large enough to divide.
 TOO_FEW = "no task has enough records to train on some and hold others back"
 
 
 def check_costs(records: Sequence[Record]) -> None:
-    """Refuse valid records without an order. This happens before their features are computed, which takes most of the time.
+    """Refuse records that cannot be ranked.
+
+    This check runs before features are computed, because computing them takes most of the time.
 
     Raises
     ------
@@ -46,10 +49,11 @@ def check_costs(records: Sequence[Record]) -> None:
 
 
 def divide(whole: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Return the training part and the held-back part: all tasks of the test part, and a share of the candidates of each other task.
+    """Return the training part and the held-back part.
 
-    If there are few candidates, half of them are held back: little is learned from the rest, and proving a small improvement takes
-    many.
+    The held-back part has all tasks of the test part, and a share of the candidates of each other task.
+    If there are few candidates, half of them are held back: proving a small improvement takes many candidates,
+    while a network learns little from few candidates anyway.
     """
     share = min(_MAX_HELD, max(_MIN_HELD, _HELD_BACK / max(1, whole.candidates)))
     learned: list[TrainingTask] = []

@@ -1,12 +1,16 @@
-"""Whether a candidate version may take the place of the serving one: pure arithmetic on scores of the same held-back candidates.
+"""The gate: decides whether a candidate version may replace the serving version.
 
-A candidate is accepted if it ranks no platform worse, beyond what chance makes of the records at hand, and at least one better. What cannot be
-told from chance does not go live: a series of such steps could lead anywhere. Beyond chance is beyond the 95 % interval. Worse in either
-figure counts; better counts in pair accuracy only. Every candidate has its part in it, while top-1 hangs on a few, and were one of two
-figures enough, chance would have two tries.
+The gate compares the scores of both versions for the same held-back candidates. The comparison is pure arithmetic.
 
-Intervals are by bootstrap over the candidates inside each task and, where a platform has tasks enough to stand for others, over tasks, too.
-With few tasks (two operators are tuned) the verdict is about those.
+A candidate version is accepted if it ranks at least one platform significantly better and none significantly worse.
+A difference is significant if the 95 % interval of the gain excludes zero.
+A change that is not significant is not served, since a series of such changes could degrade the ranking.
+
+A loss counts in pair accuracy and in top-1; a gain counts in pair accuracy only. Every candidate contributes to pair
+accuracy, whereas top-1 depends on a few. Accepting a gain in either one would give chance two tries.
+
+The intervals come from a bootstrap over the candidates of each task. If a platform has enough tasks to represent
+others, the bootstrap resamples tasks, too. With fewer tasks, the verdict holds for these tasks only.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-#: Resamples of the bootstrap, and the share of them that an interval of 95 % leaves out at either end.
+#: Number of bootstrap resamples, and the share of them beyond each end of the 95 % interval.
 _RESAMPLES, _TAIL = 1000, 0.025
-#: Tasks from which on a platform's are resampled, too.
+#: Minimum number of tasks of a platform at which the bootstrap resamples tasks, too.
 _MANY_TASKS = 5
-#: Candidates of a task that are compared; more would be drawn from, the same for both versions.
+#: Maximum number of candidates per task to compare. From a larger task, one random sample serves both versions.
 _MAX_CANDIDATES = 256
 
 Measure = Literal["pair_accuracy", "top1"]
@@ -37,9 +41,9 @@ class HeldBack:
     Parameters
     ----------
     platform, workload : str
-        What the task is.
+        The platform and the workload key of the task.
     costs, serving, candidate : ndarray, shape (candidates,)
-        Measured seconds, and the scores of the two versions.
+        Measured costs in seconds, scores of the serving version, and scores of the candidate version.
     """
 
     platform: str
@@ -51,18 +55,20 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A figure of both versions on a platform, and the interval of what the candidate gains.
+    """A ranking metric of both versions on a platform, with the interval of the gain.
 
     Parameters
     ----------
-    platform, measure : str
-        What is compared: pair accuracy or top-1, as means over tasks.
+    platform : str
+        The platform of the tasks.
+    measure : str
+        The metric: pair accuracy or top-1, as the mean over tasks.
     tasks : int
-        Held-back tasks.
+        Number of held-back tasks.
     serving, candidate : float
-        The figures.
+        The metric of the serving version and of the candidate version.
     low, high : float
-        95 % interval of candidate minus serving.
+        95 % interval of the gain (candidate minus serving).
     """
 
     platform: str
@@ -75,27 +81,27 @@ class Comparison:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the candidate ranks worse, beyond chance."""
+        """Whether the candidate version ranks significantly worse."""
         return self.high < 0
 
     @property
     def is_better(self) -> bool:
-        """Whether it ranks better, beyond chance, in the figure that this is judged by."""
+        """Whether the candidate version ranks significantly better; only pair accuracy counts."""
         return self.measure == "pair_accuracy" and self.low > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate says of a candidate version.
+    """The gate's verdict on a candidate version.
 
     Parameters
     ----------
     is_accepted : bool
-        Whether it may serve.
+        Whether the candidate version may serve.
     reason : str
-        Why, or why not.
+        The reason for accepting or rejecting it.
     comparisons : tuple of Comparison
-        All figures.
+        The comparisons that the verdict rests on, for each platform and metric.
     """
 
     is_accepted: bool
@@ -104,14 +110,14 @@ class Verdict:
 
 
 def judge(tasks: Sequence[HeldBack], seed: int = 0) -> Verdict:
-    """Return whether a candidate may take the serving version's place.
+    """Return whether a candidate version may replace the serving version.
 
     Parameters
     ----------
     tasks : sequence of HeldBack
-        Those with fewer than two candidates of different cost show nothing and are left out.
+        Held-back tasks. A task without two different costs is left out, since it has no pair to order.
     seed : int
-        Of the bootstrap.
+        Seed of the bootstrap.
     """
     for task in tasks:
         if not np.isfinite(task.candidate).all():
@@ -157,11 +163,14 @@ _MEASURES: tuple[Measure, ...] = ("pair_accuracy", "top1")
 
 
 def _resampled(task: HeldBack, random: np.random.Generator) -> Floats:
-    """Return pair accuracy and top-1 of both versions, shape (2, 2, 1 + resamples); the first are of all candidates as they are."""
+    """Return pair accuracy and top-1 of both versions, shape (versions, measures, 1 + resamples).
+
+    Entry 0 of the last axis is the value for the candidates without resampling.
+    """
     rows = random.permutation(len(task.costs))[:_MAX_CANDIDATES]
     costs, count = task.costs[rows], len(rows)
     drawn = random.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
-    times = np.concatenate([np.ones((1, count)), drawn])  # how often each candidate is among a resample's
+    times = np.concatenate([np.ones((1, count)), drawn])  # how often each resample holds each candidate
     is_faster = (costs[:, None] < costs[None, :]).astype(float)
     pairs = _weighted(times, is_faster)
     best = np.where(times > 0, costs, np.inf).min(axis=1)
@@ -180,7 +189,10 @@ def _resampled(task: HeldBack, random: np.random.Generator) -> Floats:
 
 
 def _weighted(times: Floats, pairs: Floats) -> Floats:
-    """Return the sum of pairs of candidates, each as often as both are there, shape (resamples,)."""
+    """Return the weighted sum over pairs of candidates, shape (resamples,).
+
+    The weight of a pair is the number of times that a resample holds both candidates.
+    """
     total: Floats = ((times @ pairs) * times).sum(axis=1)
     return total
 

@@ -1,7 +1,7 @@
-"""One step of learning: from the serving version and the record store to a version that serves, or to one that is marked rejected.
+"""One training step: fine-tunes the serving version on the record store, and serves the result or marks it rejected.
 
-Each platform learns in a network of its own, which begins as the one that scores it now. What is measured on one platform thus
-changes no score of another, to the last bit, and each is judged by itself.
+Each platform has a network of its own, initialised with the weights of the network that scores the platform now.
+So measurements of one platform change no score of another, to the last bit, and the gate judges each separately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Records of a platform that are learned from, old and new, see `stored_records`: it bounds time and memory.
+#: Maximum number of records per platform to train on, see `stored_records`. It bounds time and memory.
 _MAX_RECORDS = 50_000
 
 
@@ -56,19 +56,19 @@ def learn(
 ) -> Outcome:
     """Fine-tune the serving version on the record store, publish the result, and let it serve if the gate accepts it.
 
-    The networks of all accepted platforms become one version. If the gate accepts none, a version with all of them is published and
-    marked rejected, with its figures. A platform that cannot be learned does not affect the others.
+    The networks of all accepted platforms become one version. If the gate accepts none, a version with all networks
+    is published and marked rejected, with its metrics. A platform that cannot be trained does not affect the others.
 
     Parameters
     ----------
     store : RecordStore
-        What was measured.
+        The record store with the measurements.
     registry : Registry
-        Where versions are.
+        The registry of the serving version, in which the new version is published.
     platforms : sequence of str or None
-        Those that learn; None for all of the store's.
+        The platforms to train; None for all platforms of the store.
     settings : FitSettings or None
-        How to train; None for the model's own settings.
+        The settings for training; None for the model's own settings.
     may_publish : callable
         Called before publishing; returns False if another trainer has taken over meanwhile.
     """
@@ -108,7 +108,7 @@ def _serving(registry: Registry) -> tuple[str, Preset]:
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """A platform's network, and what the gate says of it."""
+    """A platform's fine-tuned network, and the gate's verdict on it."""
 
     platform: str
     network: Network
@@ -123,8 +123,8 @@ def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Lear
     ordered = sorted(made, key=lambda found: not found.verdict.is_accepted)
     reason = "; ".join(found.verdict.reason for found in ordered)
     is_accepted = ordered[0].verdict.is_accepted
-    # The verdict compares with the version that served before. If another one serves by now, it does not count. Checked again after
-    # publishing, which takes a while.
+    # The verdict compares with the version that served before, so it is void if another version serves by now.
+    # This is checked again after publishing, which takes a while.
     if registry.journal().active != active or not _is_published(registry, active, folder):
         return Outcome(None, False, "another version began to serve during the training", "put off")
     if is_accepted:
@@ -137,7 +137,7 @@ def _publish(registry: Registry, active: str, folder: Path, made: Sequence[_Lear
 
 
 def _is_published(registry: Registry, active: str, folder: Path) -> bool:
-    """Publish a version, and return whether the one that it was made from still serves; if not, it is deleted again."""
+    """Publish a version, and return whether its base version still serves; if not, delete the new one again."""
     registry.publish(folder)
     if registry.journal().active == active:
         return True
@@ -154,18 +154,18 @@ def _figures(learned: Sequence[_Learned]) -> dict[str, Any]:
 
 
 class _Step:
-    """What a step begins with.
+    """A training step that starts from the serving version.
 
     Parameters
     ----------
     folder : Path
-        Of the version that serves.
+        Folder of the serving version.
     before : Manifest
-        Of that version.
+        Manifest of the serving version.
     preset : Preset
-        The model of that version.
+        Preset of the serving version's model.
     settings : FitSettings
-        How to train.
+        The settings for training.
     """
 
     def __init__(self, folder: Path, before: Manifest, preset: Preset, settings: FitSettings) -> None:
@@ -177,7 +177,10 @@ class _Step:
     def learn_all(
         self, store: RecordStore, platforms: Sequence[str], report: ImportReport, folder: Path
     ) -> list[_Learned]:
-        """Learn each platform, see `learn`; raises the last `Refusal` if none can be learned, and logs them all otherwise."""
+        """Train each platform (see `learn`).
+
+        If no platform can be trained, the last `Refusal` is raised; otherwise all refusals are logged.
+        """
         made: list[_Learned] = []
         refusals: list[Refusal] = []
         for platform in platforms:
@@ -192,14 +195,14 @@ class _Step:
         return made
 
     def learn(self, store: RecordStore, platform: str, report: ImportReport, folder: Path) -> list[_Learned]:
-        """Train a platform's network of each kind that it has records of, and judge it; the files go into a folder.
+        """Train and judge a network for each platform kind in a platform's records; write the files into `folder`.
 
         Raises
         ------
         Refusal
-            If the records cannot be read or learned from, or training fails.
+            If the records cannot be read or trained on, or training fails.
         OSError, BadVersion
-            If the disk is full, or the serving version cannot be fine-tuned: no fault of the platform.
+            If the disk is full, or the serving version cannot be fine-tuned. Neither is a fault of the platform.
         """
         try:
             sets = self._read(store, platform, report)
@@ -217,7 +220,7 @@ class _Step:
     def _read(
         self, store: RecordStore, platform: str, report: ImportReport
     ) -> dict[PlatformKind, TrainingSet]:
-        """Return the records of a platform, of the kinds that the version has a network for."""
+        """Return a platform's records by platform kind, for the kinds that the version has a network for."""
         try:
             stored = stored_records(store, [platform], _MAX_RECORDS)
             records = list(valid_records(stored, report, dialects=self._preset.dialects))
@@ -228,12 +231,15 @@ class _Step:
         for kind in (n.platform_kind for n in self._before.networks if n.serves is None):
             source = self._before.serving(kind, platform)
             assert source is not None, "at least the one of the kind"
-            # The platform numbers of the network that training starts from, and one more for this platform.
+            # The encoder keeps the platform numbers of the network that training starts from, and adds this platform.
             encoders[kind] = self._preset.encoder(kind, source.platforms)
         try:
             return build_sets(records, encoders, report)
         except BadRecords as error:
-            reason = f"{error}: no platform number is left for {platform}; 'tlp train' can make a version of fewer platforms"
+            reason = (
+                f"{error}: no platform number is left for {platform}; "
+                "'tlp train' can make a version of fewer platforms"
+            )
             raise Refusal("refused", reason) from None
 
     def _learn(
@@ -251,13 +257,13 @@ class _Step:
             nothing,
             (source, self._folder / source.file),
             serves=platform,
-            learns_validity=False,  # nothing would judge it
+            learns_validity=False,  # the gate does not judge predictions of validity
         ).run(folder)
         return _Learned(platform, network, judge(self._compared(source, network, held, folder)))
 
     def _compared(self, before: Network, after: Network, held: TrainingSet, folder: Path) -> list[HeldBack]:
         """Return the held-back candidates of a platform, scored by the serving network and the new one."""
-        # A platform that the serving network does not know is any platform to it, and nothing that its network need learn here.
+        # A platform that is new to the serving network has no number in it, so the network scores it without one.
         known = dataclasses.replace(held, tasks=(), numbered=tuple(before.platforms))
         serving = self._preset.network(known, self._settings, (before, self._folder / before.file))
         candidate = self._preset.network(
@@ -277,7 +283,7 @@ class _Step:
         files: Path,
         folder: Path,
     ) -> Path:
-        """Write the version that serves with some networks in place of those that scored their platforms, and return its folder."""
+        """Write a copy of the serving version with the networks in `used` replaced; return its folder."""
         networks = with_kept([found.network for found in used], self._before, self._folder, files)
         of_files = {name: files / name for network in networks for name in network.files}
         gate = {
@@ -290,7 +296,7 @@ class _Step:
             "from": self._before.version,
             "records": dict(report.counts),
             "settings": dataclasses.asdict(self._settings),
-            # Of the other platforms those of earlier steps hold: their networks are the same.
+            # The figures of the other platforms stay valid, since their networks are unchanged.
             "gate": _mapping(self._before.training.get("gate")) | gate,
             VERDICT: {found.platform: found.verdict.reason for found in made},
         }

@@ -1,4 +1,4 @@
-"""Who may do something that only one process may do: a lease in Redis, with a number that grows with each holder (a fence)."""
+"""A lease in Redis for work that only one process may do, with a fencing token that grows with each holder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 log = logging.getLogger(__name__)
 
-# Both look whether the lease is still this holder's, and act in one step.
+# Both scripts check atomically that this process still holds the lease before they change it.
 _RENEW = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('EXPIRE', KEYS[1], ARGV[2]) end return 0"
 )
@@ -20,18 +20,18 @@ _GIVE_UP = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 
 
 class Lease:
-    """A lease that is held, and renewed by a thread as long as it is.
+    """A lease that this process holds; a thread renews it until the context ends.
 
     Parameters
     ----------
     client : Redis
-        Of the server that keeps it.
+        Client of the Redis server that stores the lease.
     key : str
-        What it is for.
+        Redis key of the lease.
     fence : int
-        Larger than that of every earlier holder.
+        Fencing token, larger than that of every earlier holder.
     seconds : int
-        After which it falls to another one if this process does not renew it.
+        Seconds after which the lease expires unless it is renewed.
     """
 
     def __init__(self, client: Any, key: str, fence: int, seconds: int) -> None:
@@ -42,7 +42,7 @@ class Lease:
         self._ended = threading.Event()
 
     def is_held(self) -> bool:
-        """Ask the server whether it is still this process's; no where it cannot be asked."""
+        """Renew the lease, and return whether this process holds it; False if Redis cannot be reached."""
         try:
             return bool(self._client.eval(_RENEW, 1, self._key, self.fence, self._seconds))
         except RedisError:
@@ -54,18 +54,18 @@ class Lease:
 
     def _end(self) -> None:
         self._ended.set()
-        with contextlib.suppress(RedisError):  # it ends by itself
+        with contextlib.suppress(RedisError):  # the lease expires by itself
             self._client.eval(_GIVE_UP, 1, self._key, self.fence)
 
 
 @contextlib.contextmanager
 def leased(client: Any, key: str, seconds: int = 60) -> Iterator[Lease | None]:
-    """Hold a lease in the context; None if another process holds it.
+    """Acquire a lease for the context; yield None if another process holds it.
 
     Raises
     ------
     RedisError
-        If the server cannot be asked.
+        If Redis cannot be reached.
     """
     fence = int(client.incr(f"{key}:fence"))
     if not client.set(key, fence, nx=True, ex=seconds):

@@ -22,9 +22,9 @@ class Outcome:
     reason : str
         The reason for the outcome.
     state : str
-        ``judged``: the gate's verdict is in the registry. ``refused``: the records were found unsuitable before training.
-        ``failed``: training raised an exception. ``unreadable``: the records could not be read this time. ``put off``: a reason
-        outside the platform, so the same step should be tried again.
+        ``judged``: the gate's verdict is in the registry. ``refused``: the records were found unsuitable before
+        training. ``failed``: training raised an exception. ``unreadable``: the records could not be read this time.
+        ``put off``: a reason outside the platform, so the same step should be tried again.
     """
 
     version: str | None

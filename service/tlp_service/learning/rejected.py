@@ -1,4 +1,4 @@
-"""Deletes versions that the trainer made and that serve nobody: a platform may be refused again and again."""
+"""Deletes rejected versions of the trainer, which would otherwise fill the disk of the registry."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from tlp_service.versions.registry import Held, Registry
 
 log = logging.getLogger(__name__)
 
-#: Rejected versions of the trainer's own making that a registry keeps, the newest ones; each takes several megabytes.
+#: Maximum number of the trainer's rejected versions that a registry keeps (the newest). Each takes several megabytes.
 MAX_REJECTED = 20
-#: What the manifest of a version holds under `training` if a step of learning made it.
+#: Key under `training` in a version's manifest; only the trainer writes it, so it marks the trainer's versions.
 VERDICT = "verdict"
 
 
 def delete_rejected(registry: Registry) -> None:
-    """Delete the oldest versions that the gate rejected. What serves or served lately stays, and all that a person published."""
+    """Delete the oldest versions that the gate rejected.
+
+    Versions that serve or served recently are kept, and so are all versions that a person published.
+    """
     _delete(registry, MAX_REJECTED, _is_rejected)
 
 
 def withdraw(registry: Registry, version: str) -> None:
-    """Delete a version that was published just now and is not wanted any more."""
+    """Delete a version that was published just now and must not serve."""
     _delete(registry, 0, lambda held: held.manifest.version == version and held.mark is None)
 
 
@@ -35,5 +38,5 @@ def _delete(registry: Registry, keep: int, among: Callable[[Held], bool]) -> Non
     try:
         if deleted := registry.prune(keep, among=among):
             log.info("deleted rejected versions: %s", ", ".join(deleted))
-    except (OSError, BadVersion) as error:  # tried again after the next one
+    except (OSError, BadVersion) as error:  # retried after the next rejected version
         log.warning("rejected versions are not deleted: %s", error)

@@ -18,14 +18,16 @@ from tlp_service.records.store import RecordStore
 
 log = logging.getLogger(__name__)
 
-#: Keys in Redis. Platform -> number of its records at its last verdict; platform -> consecutive refusals; the platform in training.
+#: Keys in Redis. TRAINED: platform -> number of its records at its last verdict. REFUSED: platform -> consecutive
+#: refusals. TRYING: the platform in training.
 TRAINED, REFUSED, TRYING = "{tlp}:trained", "{tlp}:refused", "{tlp}:trying"
-#: Platforms that are considered, those with the most records. Clients name platforms, so their number needs a bound.
+#: Maximum number of platforms to consider (those with the most records).
+#: The bound is needed since clients name platforms.
 _MAX_PLATFORMS = 4096
 
 
 class Standings:
-    """How each platform of a record store stands.
+    """The records and verdicts of each platform of a record store.
 
     Parameters
     ----------
@@ -55,8 +57,9 @@ class Standings:
         self._seconds = seconds
         self._clock = clock
         self._began_s = clock()
-        # By platform: rows in its files; when its last verdict was written; the rows and distinct records of the last exact count.
-        # `_last` holds the platforms that go behind all others, since their last step failed for a reason that may persist.
+        # All three map a platform: to the number of rows in its files; to the time of its last verdict;
+        # to the numbers of rows and of distinct records at the last exact count.
+        # `_last` holds the platforms to train after all others: their last step failed for a reason that may persist.
         self._rows: dict[str, int] = {}
         self._learned_s: dict[str, float] = {}
         self._distinct: dict[str, tuple[int, int]] = {}
@@ -89,7 +92,7 @@ class Standings:
         return sorted(due, key=lambda standing: standing.platform in last)
 
     def is_due(self, standing: Standing) -> Standing | None:
-        """Return the standing of a platform by its distinct records, or None if it is then not due.
+        """Recount the distinct records of a platform, and return its standing; None if it is not due.
 
         Before compaction, a row that the stream delivered twice is in two files. It does not count as a new record.
         """
@@ -132,7 +135,10 @@ class Standings:
         self._last.discard(standing.platform)
 
     def _noted(self, key: str, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return the numbers of the counted platforms under a key; if the key has too many platforms, delete the others."""
+        """Return the numbers that a key holds for the platforms in `counts`.
+
+        If the key has too many platforms, those that are not in `counts` are deleted from it.
+        """
         noted = {platform: _number(text) for platform, text in self._client.hgetall(key).items()}
         if len(noted) > _MAX_PLATFORMS:
             self._client.hdel(key, *(noted.keys() - counts.keys()))

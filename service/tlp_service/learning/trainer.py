@@ -1,4 +1,4 @@
-"""Decides when to learn, and makes one step at a time, of one platform."""
+"""The trainer: checks which platforms are due, and trains them one at a time."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ from tlp_service.versions.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Who trains.
+#: Redis key of the lease of the active trainer.
 LEASE = "{tlp}:trainer"
-#: Seconds between two looks at the store.
+#: Seconds between two checks for platforms that are due.
 _LOOK_S = 5.0
-#: Seconds, at most, until it looks again after something failed; they double. What fails last, such as a registry whose disk is full, costs a
-#: whole training each time.
+#: Maximum of the exponential back-off between checks after a failure, in seconds.
+#: A fault that shows only at the end, such as a full disk of the registry, wastes a whole training each time.
 _MAX_PAUSE_S = 300.0
-#: Maximum number of platforms per look. Refusing one by its records takes seconds; training on one takes a minute.
+#: Maximum number of platforms to try per check.
+#: Refusing a platform for its records takes seconds; training on one takes a minute.
 _MAX_LOOKED_AT = 16
 
 
 class Trainer:
     """Trains platforms that have enough new records since their last verdict.
 
-    Platforms are trained one by one, the one with the largest expected gain first. A look ends after one training, since by then
-    another platform may gain more. A platform is noted as trained only when its verdict is written, and not if the step was put off
-    for a reason outside the platform.
+    Platforms are trained one by one, the one with the largest expected gain first. A check ends after one training,
+    since by then another platform may gain more. A platform counts as trained only when its verdict is written,
+    and not if the step was put off for a reason outside the platform.
 
     Parameters
     ----------
     url : str
         URL of the Redis that keeps the lease and the counts of records.
     store : RecordStore
-        What is learned from.
+        The record store to train on.
     registry : Registry
-        Where versions go.
+        The registry in which versions are published.
     records : int
-        New records at which a platform is trained. Each consecutive refusal doubles the number. If the serving version's error
-        drifts, a quarter is enough.
+        Number of new records at which a platform is trained. Each consecutive refusal doubles the number.
+        If the serving version's error drifts, a quarter is enough.
     seconds : float
-        Seconds after its last step at which a platform with any new records learns.
+        Seconds since the last verdict after which a platform with any new record is trained.
     threads : int
-        Threads that it computes with.
+        Number of CPU threads for training.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Trainer:
         self._put_off = ""
 
     def look(self, max_trained: int | None = 1) -> bool:
-        """Make a step if a platform is due and no other trainer is at it; return whether a verdict was written.
+        """Train if a platform is due and no other trainer is active; return whether a verdict was written.
 
         Parameters
         ----------
@@ -105,7 +106,7 @@ class Trainer:
         return written > 0
 
     def run(self, is_stopping: threading.Event) -> None:
-        """Look again and again until an event is set; what cannot be reached is tried again."""
+        """Check for platforms that are due until an event is set; retry with back-off after a failure."""
         pause_s = _LOOK_S
         while not is_stopping.wait(pause_s):
             try:
@@ -121,7 +122,7 @@ class Trainer:
 
     def _step(self, standing: Standing, lease: Lease) -> Outcome:
         """Train a platform, and return the outcome."""
-        # Here, since it brings torch: until the first step this process is small.
+        # Imported here to keep this process small until the first training, since torch takes much memory.
         import torch
 
         from tlp_service.learning import learn

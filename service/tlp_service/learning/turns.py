@@ -1,7 +1,8 @@
-"""Which platform is trained next. Pure.
+"""Decides which platforms are due for training, and in which order. Pure.
 
-Clients name platforms, and training on one takes about a minute, whatever its records are worth. So each refusal doubles the records
-that a platform needs. Platforms that were trained before and new ones take turns, so a crowd of one kind does not starve the other.
+Clients may name any platform, and training on one takes about a minute even if its records are useless.
+So each refusal doubles the number of records that a platform needs.
+New platforms alternate with those that were trained before, so neither group starves the other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
-#: Consecutive refusals that count. A billion times the records is out of reach.
+#: Maximum number of consecutive refusals that count.
+#: They multiply the needed records by a billion, which is out of reach.
 _MAX_REFUSALS = 30
 #: Divisor of the needed records if the serving version's error drifts, or a refused platform is overdue.
 _URGENT = 4
@@ -23,9 +25,9 @@ class Standing:
     Parameters
     ----------
     platform : str
-        Its name.
+        The platform's name.
     records, trained : int
-        Records now, and at the last verdict (0 without one).
+        Number of records now, and at the last verdict (0 without a verdict).
     refusals : int
         Consecutive verdicts that rejected the trained network.
     is_drifting : bool
@@ -51,7 +53,7 @@ class Standing:
         return replace(self, records=records)
 
     def is_due(self, needed: int) -> bool:
-        """Return whether the platform is to be trained. It needs `needed` new records, twice as many after each refusal."""
+        """Return whether the platform is due: it needs `needed` new records, doubled by each refusal."""
         if self.is_overdue and not self.refusals:
             return self.new > 0
         needed <<= min(self.refusals, _MAX_REFUSALS)
@@ -63,8 +65,8 @@ class Standing:
 def in_turn(standings: Iterable[Standing], needed: int, newcomers_first: bool = True) -> list[Standing]:
     """Return the platforms that are due, in the order in which to train them.
 
-    Platforms that were trained before alternate with new ones. Among each, drifting ones come first, then those with the fewest
-    refusals, then those with the most new records relative to the records at their last verdict.
+    Platforms that were trained before alternate with new ones. In each group, drifting platforms come first, then
+    those with the fewest refusals, then those with the most new records relative to their last verdict.
 
     Parameters
     ----------

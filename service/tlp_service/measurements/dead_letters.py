@@ -14,16 +14,17 @@ from tlp_service.measurements.stream import GROUP, STREAM
 
 log = logging.getLogger(__name__)
 
+#: Redis key of the stream of dead letters.
 DEAD = "{tlp}:dead"
 #: Approximate number of dead letters that are kept.
 _MAX_DEAD = 10_000
-#: Bytes that are kept of a dead letter; an ordinary record is smaller.
+#: Maximum bytes of the fields of a dead letter; an ordinary record is smaller.
 _MAX_LETTER_BYTES = 8 << 10
-#: Bytes that are kept of the name of a field.
+#: Maximum bytes of a field name in a dead letter.
 _MAX_NAME_BYTES = 128
 
-# Acknowledges an entry and adds its dead letter atomically, so that it is neither lost nor added twice. A Redis server that
-# is out of memory allows a script that begins with XACK, so the acknowledgement comes first.
+# Acknowledges an entry and adds its dead letter atomically, so that it is neither lost nor added twice.
+# A Redis server that is out of memory allows a script that begins with XACK, so the acknowledgement comes first.
 # ARGV: group, entry, length of the stream of dead letters, then names and values of the letter.
 _BURY = """
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
@@ -45,7 +46,7 @@ class DeadLetters:
         self._bury = client.register_script(_BURY)
 
     def bury(self, dead: Sequence[tuple[str, dict[str, str], str]]) -> None:
-        """Acknowledge entries, and keep them as dead letters. An entry that can't be kept is logged and still acknowledged.
+        """Acknowledge entries and keep them as dead letters; log an entry that cannot be kept, and acknowledge it, too.
 
         Parameters
         ----------

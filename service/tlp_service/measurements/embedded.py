@@ -128,7 +128,8 @@ class _Server:
             "appendonly": "yes",
             "appendfsync": "always",
             "save": "",
-            # At the default of 64 MB a busy farm's file would be written anew every ten seconds, by a process that takes a core.
+            # With the default of 64 MB, a busy server would rewrite the append-only file every ten seconds,
+            # and each rewrite occupies a core.
             "auto-aof-rewrite-min-size": "256mb",
             "logfile": str(data_dir / _LOG),
             "daemonize": "no",

@@ -19,7 +19,7 @@ from redis.exceptions import (
 
 #: Description of an authentication or permission error.
 _REFUSES = "it refuses the user, the password or a command"
-#: Class of an error -> its description. The first match counts, so a class stands before its base classes.
+#: Class of an error -> its description. The first match counts, so each class comes before its base classes.
 _CAUSES: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     OutOfMemoryError: "it is full: it has reached its maxmemory",
     ReadOnlyError: "it is a read-only replica",
@@ -33,7 +33,10 @@ _CODE = re.compile(r"[A-Z]{4,20}(?= )")
 
 
 def cause_of(error: BaseException) -> str:
-    """Return a description of an error for clients. The error itself may name inner addresses, so it only goes into the log."""
+    """Return a description of an error for clients.
+
+    The error's own text is only logged, since it may contain internal addresses.
+    """
     for kinds, cause in _CAUSES.items():
         if isinstance(error, kinds):
             return cause

@@ -11,7 +11,7 @@ MIN_REDIS = (6, 2)
 
 #: Settings that decide whether a write is on disk when it is acknowledged.
 _EXPECTED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
-#: Value of a setting that could not be read.
+#: Reported in place of a setting that could not be read.
 _UNKNOWN = "not known, for CONFIG GET is not allowed"
 #: Used as the answer of INFO if the server does not allow that command.
 _NO_INFO = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Entries of platforms that a record store refuses for now, such as one whose folder cannot be written."""
+"""Holds back entries of platforms that the record store refuses for now, such as one with a read-only folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from tlp_service.measurements.stream import GROUP, STREAM
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a refused platform is tried again: at first, and at most. They double with each refusal.
+#: Exponential back-off of a refused platform in seconds: first and maximum pause.
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
-#: Platforms that may be refused. With more, the store as a whole is taken for refused; whoever sends measurements names platforms.
+#: Maximum number of refused platforms. With more, the store as a whole counts as failed.
+#: The bound is needed since clients name platforms.
 _MAX_PLATFORMS = 1000
-#: Before all entries.
+#: Id that sorts before all entries.
 _FIRST = "0-0"
 
 
 @dataclass(slots=True)
 class _Refused:
-    """A refused platform: its first entry that is not stored, after how long it is tried again, and when."""
+    """A refused platform: its first entry that is not stored, its current pause, and the time of the next try."""
 
     first: str
     pause_s: float
@@ -32,15 +33,16 @@ class _Refused:
 
 
 class HeldBack:
-    """Entries of refused platforms. They stay in the stream, pending for a consumer of their own, until they can be stored.
+    """Entries of refused platforms, which stay in the stream until they can be stored.
 
-    So they do not stand in the way of what comes after them, and this process keeps only one entry id per platform. An earlier
-    release, or a recorder elsewhere, takes them over as those of a consumer that has died.
+    They are pending for a consumer of their own, so they do not block later entries, and this process keeps only
+    one entry id per platform. An earlier release, or a recorder on another machine, claims them like the entries of
+    a dead consumer.
 
     Parameters
     ----------
     client : Redis
-        Of the server that holds the stream; it decodes answers.
+        Client of the Redis server that holds the stream; it decodes answers.
     consumer : str
         Name of the recorder's consumer.
     clock : callable
@@ -58,15 +60,15 @@ class HeldBack:
         self._portions = Portions(client, self.consumer)
         self._clock = clock
         self._refused: dict[str, _Refused] = {}
-        # What is gone through now: the platform that is tried again, None for all; and the entry after which it goes on.
+        # The pass in progress: the platform to retry (None for all), and the entry after which the pass continues.
         self._pass: tuple[str | None, str] | None = (None, _FIRST)
 
     def refuses(self, platform: str) -> bool:
-        """Return whether a platform's entries are not to be stored now."""
+        """Return whether entries of a platform must be held back now."""
         return platform in self._refused and not (self._pass and self._pass[0] == platform)
 
     def portion(self, count: int, nbytes: int) -> list[Message]:
-        """Return the next entries of what is to be tried again, or nothing; entries of other refused platforms are among them."""
+        """Return the next held-back entries to retry, if any; entries of other refused platforms are among them."""
         if self._pass is None and (due := self._due()) is not None:
             self._pass = due, before(self._refused[due].first)
         if self._pass is None:
@@ -89,9 +91,9 @@ class HeldBack:
         entries : mapping
             Id of an entry -> its platform, in the order of the stream.
         reasons : mapping
-            Platform -> why its records were refused just now.
+            Platform -> the error with which the store refused its records just now.
         are_held : bool
-            Whether `portion` gave them.
+            Whether `portion` returned the entries, so they are held back already.
 
         Raises
         ------
@@ -112,12 +114,15 @@ class HeldBack:
             self._pass = None
 
     def begin_again(self) -> None:
-        """Forget where a pass was: what a lost answer held is read again."""
+        """Restart the pass in progress, so that the entries of a lost answer are read again."""
         is_whole = self._pass is not None and self._pass[0] is None
         self._pass = (None, _FIRST) if is_whole else None
 
     def look(self) -> None:
-        """Go through all entries that are held back, if this process knows of no reason: another one left them."""
+        """Start a pass over all held-back entries if this process knows no refused platform.
+
+        Such entries were left by another process.
+        """
         if self._pass is None and not self._refused:
             self._pass = None, _FIRST
 
@@ -129,6 +134,6 @@ class HeldBack:
         self._refused[platform] = _Refused(entry, pause_s, self._clock() + pause_s)
 
     def _due(self) -> str | None:
-        """Return the platform that is to be tried again now."""
+        """Return the platform to retry now, or None."""
         platform = min(self._refused, key=lambda name: self._refused[name].due_s, default=None)
         return platform if platform and self._refused[platform].due_s <= self._clock() else None

@@ -1,4 +1,4 @@
-"""Records from their text and back to it, as fast as looking up what was seen before."""
+"""Parses and formats records; a cache of tasks and primitives makes both fast."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from tlp_client.primitives import Primitive
 from tlp_client.records import Record, RecordParser
 from tlp_client.tasks import Task
 
-#: Bytes of the tasks and primitives that are remembered, and as many for their texts. Clients may send new ones for ever.
+#: Maximum bytes of the cache of tasks and primitives, and of the cache of their texts.
+#: The bound is needed since clients may send new ones for ever.
 _REMEMBERED_BYTES = 8 << 20
 
 
 class RecordLines:
-    """Reads records of one dialect and writes their lines; records of a search have few distinct tasks and primitives.
+    """Parses records of one dialect and formats their lines; caching helps since a search repeats its primitives.
 
-    Any number of threads may share it, for nothing that is looked up depends on what else was.
+    Any number of threads may share an instance, since no result depends on the contents of the caches.
 
     Parameters
     ----------
     max_bytes : int
-        Bytes of the tasks and primitives that are remembered when reading, and as many for the texts when writing.
+        Maximum bytes of the cache for parsing, and of the cache for formatting.
     dialect : str or None
         Name of the dialect; None for the default one.
     """
@@ -32,8 +33,8 @@ class RecordLines:
         #: Also reads the records of logs.
         self.parser = RecordParser(max_bytes, dialect)
         self._line_of = find(dialect).line_of
-        # By identity, since hashing a primitive takes longer than all else. Each entry holds its object, so that no other
-        # object gets its id.
+        # The key is the object's identity, since hashing a primitive takes longer than all other steps.
+        # Each entry keeps its object alive, so that no other object gets its id.
         self._texts: BoundedCache[int, tuple[Task | Primitive, str]] = BoundedCache(max_bytes)
 
     def parse(self, text: str) -> Record:
@@ -41,7 +42,7 @@ class RecordLines:
         return self.parser.parse(text)
 
     def line(self, record: Record) -> str:
-        """Return what `Record.to_line` does."""
+        """Return the line of a record, as `Record.to_line` does."""
         texts = self._texts
         try:
             task = texts[id(record.task)][1]

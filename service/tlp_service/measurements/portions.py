@@ -6,7 +6,8 @@ from typing import Any
 
 from tlp_service.measurements.stream import GROUP, STREAM
 
-# XREADGROUP bounds only the number of entries, and one entry may be as large as a body. So this script takes one at a time.
+# XREADGROUP bounds only the number of entries, and one entry may be as large as a request body.
+# So this script reads one entry at a time, until the total reaches either bound.
 # ARGV: group, consumer, '>' for new entries or an id for the pending ones after it, maximum entries, maximum bytes.
 _TAKE = """
 local taken, bytes, after = {}, 0, ARGV[3]
@@ -21,10 +22,11 @@ end
 return taken
 """
 
-# Takes over what was not finished, as XAUTOCLAIM does, but not what is held back. Without fields, for the same reason as above.
-# Redis 7 forgets entries that are gone when they are claimed, earlier releases don't.
-# ARGV: group, consumer, milliseconds, entries at most, the consumer of those that are held back. Returns how many were taken over, the
-# ids of those that are gone, and how many are held back.
+# Claims idle pending entries, as XAUTOCLAIM does, but leaves out entries that are held back.
+# It returns no fields, since those have no bound in bytes.
+# Redis 7 removes deleted entries from the pending list when they are claimed; earlier releases do not.
+# ARGV: group, consumer, idle milliseconds, maximum entries, the consumer of held-back entries.
+# Returns the number of claimed entries, the ids of deleted ones, and the number of held-back ones.
 _CLAIM = """
 local claimed, gone, held = {}, {}, 0
 for _, told in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -44,7 +46,7 @@ end
 return {#claimed, gone, held}
 """
 
-#: id in the stream, and fields
+#: Stream id and fields of an entry.
 Message = tuple[str, dict[str, str]]
 
 
@@ -66,14 +68,14 @@ class Portions:
         self._claim = client.register_script(_CLAIM)
 
     def pending(self, after: str, count: int, nbytes: int) -> list[Message]:
-        """Return the first entries after an id that this consumer was given and has not finished."""
+        """Return the first pending entries of this consumer after an id."""
         return self._portion(after, count, nbytes)
 
     def new(self, count: int, nbytes: int, wait_s: float) -> list[Message]:
-        """Return entries that no consumer was given yet; waits for the first one."""
+        """Return entries that were not delivered to any consumer yet; block for the first one."""
         if taken := self._portion(">", count, nbytes):
             return taken
-        # A script cannot block, so the first entry is waited for without one.
+        # A script cannot block, so the wait for the first entry is a plain XREADGROUP.
         answer = self._client.xreadgroup(
             GROUP, self._consumer, {STREAM: ">"}, count=1, block=int(wait_s * 1000)
         )
@@ -83,10 +85,10 @@ class Portions:
         return first
 
     def claim(self, idle_s: float, count: int) -> tuple[int, list[str], int]:
-        """Take over what was not finished for so long, by whatever consumer, as pending of this one.
+        """Claim pending entries of all consumers that have been idle for `idle_s` seconds.
 
-        Returns how many entries that are, the ids of those that are gone (Redis before 7 names none of them here), and how many are
-        held back.
+        Returns the number of claimed entries, the ids of deleted ones (always empty before Redis 7), and the number
+        of held-back ones.
         """
         args = [GROUP, self._consumer, int(idle_s * 1000), count, held_consumer(self._consumer)]
         claimed, gone, held = self._claim(keys=[STREAM], args=args)
@@ -107,5 +109,5 @@ def byte_text(text: str) -> bytes:
 
 
 def held_consumer(consumer: str) -> str:
-    """Return the name of the consumer that keeps what a consumer holds back."""
+    """Return the name of the consumer for which a consumer's held-back entries are pending."""
     return f"{consumer}:held"

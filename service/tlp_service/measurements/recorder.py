@@ -1,4 +1,4 @@
-"""Moves measurements from the stream into the record store."""
+"""The recorder: a stream consumer that moves measurements into the record store."""
 
 from __future__ import annotations
 
@@ -27,49 +27,51 @@ from tlp_service.redis_url import connect
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DEAD", "GROUP", "Moved", "Recorder"]
+__all__ = ["DEAD", "GROUP", "BatchResult", "Recorder"]
 
-#: Bounds of a batch: it ends with the entry that reaches either. In memory, entries take about ten times their bytes.
+#: Bounds of a batch in entries and in bytes: it ends with the entry that reaches either.
+#: In memory, entries take about ten times their bytes.
 _BATCH, _MAX_BATCH_BYTES = 2000, 8 << 20
-#: Seconds that a batch is waited for, and after which it is taken from a consumer that has not finished it.
+#: Seconds to block for a new batch, and idle seconds after which another consumer's pending entries are claimed.
 _WAIT_S, _CLAIM_S = 1.0, 60.0
-#: Before all entries.
+#: Id that sorts before all entries.
 _FIRST = "0"
-#: Seconds in which more is let come in after a batch that was not full: each costs a file and its way to the disk.
+#: Seconds to pause after a batch that was not full, so that fewer, larger batches are written.
+#: Each batch costs a file and a sync to disk.
 _GATHER_S = 0.5
-#: Seconds until the stream is asked again after it could not be reached.
+#: Seconds until the recorder retries after the stream could not be reached.
 _PAUSE_S = 1.0
 
-# A server over its maxmemory refuses to create a group. It allows a script whose first write needs no memory, so this one
-# begins with DEL.
+# A Redis server over its maxmemory refuses to create a consumer group.
+# It allows a script whose first write needs no memory, so this one begins with DEL.
 _CREATE_GROUP = """
 redis.call('DEL', KEYS[2])
 return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
 """
 
-#: Fields that each entry has.
+#: Fields that every entry must have.
 _REQUIRED = [name for name in Entry._fields if name not in Entry._field_defaults]
 
-#: id in the stream, fields, and the record that they hold
+#: Stream id, fields, and the parsed record of an entry.
 _Read = tuple[str, Entry, Record]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class BatchResult:
     """The result of moving a batch.
 
     Parameters
     ----------
     records : list of (Entry, Record)
-        Entries that are in the store now.
+        Entries that were written to the store.
     times_s : list of float
-        When each came into the stream, in seconds since 1970.
+        Unix time in seconds at which each of them was added to the stream.
     dead : dict
-        Id in the stream -> why it is no record.
+        Stream id -> the reason why the entry is not a valid record.
     waiting : dict
-        Id in the stream -> platform, of those whose platform the store refuses.
+        Stream id -> platform, for entries whose platform the store refuses.
     reasons : dict
-        Platform -> why the store refused it now.
+        Platform -> the error with which the store refused it in this batch.
     """
 
     records: list[tuple[Entry, Record]] = field(default_factory=list)
@@ -80,24 +82,25 @@ class Moved:
 
 
 class Recorder:
-    """A consumer of the stream that writes the record store, each record once, whatever is killed.
+    """A consumer of the stream that writes each record to the record store exactly once, even across crashes.
 
-    A batch is written to the store, then acknowledged, then cut off the stream. Killed in between, the batch comes again, and the store
-    knows its records by their contents. Acknowledging and cutting are allowed on a server that is full, so that it does not stay so.
-    What the store refuses of one platform is held back, and keeps no other waiting.
+    A batch is written to the store, then acknowledged, then trimmed from the stream. After a crash in between, the
+    batch is delivered again, and the store deduplicates its records by content. Acknowledging and trimming work on
+    a Redis server that is out of memory, so the server recovers. Entries of a platform that the store refuses are
+    held back without delaying other platforms.
 
     Parameters
     ----------
     url : str
-        Of the Redis or Valkey that holds the stream.
+        URL of the Redis or Valkey server that holds the stream.
     store : RecordStore
-        Where to.
+        The record store to write to.
     name : str
-        Of the consumer. One process has it at a time: what it was given before is given to it again.
+        Name of the consumer. Only one process may use it at a time; its pending entries are delivered to it again.
     """
 
     def __init__(self, url: str, store: RecordStore, name: str) -> None:
-        # Longer than a blocking read; a server that hangs must not hang this process.
+        # The timeout exceeds a blocking read, and keeps a server that hangs from blocking this process for ever.
         # No automatic retries: entries of a lost answer would stay pending for this consumer until they are claimed.
         self._client: Any = connect(url, timeout_s=10 + _WAIT_S, encoding_errors="surrogateescape", retries=0)
         self._portions = Portions(self._client, name)
@@ -109,46 +112,46 @@ class Recorder:
         self._is_registered = False
         self._takes_pending = True
         self._is_behind = False
-        self._are_held = False  # whether the last batch had been held back
+        self._are_held = False  # whether the last batch came from the held-back entries
 
-    def step(self) -> Moved:
-        """Move one batch, waiting a second for it.
+    def step(self) -> BatchResult:
+        """Move one batch, blocking for at most a second if the stream has no entries.
 
         Raises
         ------
         RedisError
-            If the stream cannot be reached. Nothing is lost: what was not acknowledged comes again.
+            If the stream cannot be reached. Nothing is lost: entries without acknowledgement are delivered again.
         """
         if not self._is_registered:
             self._register()
         messages = self._next_batch()
         self._is_behind = len(messages) >= _BATCH or _size(messages) >= _MAX_BATCH_BYTES
         if not messages:
-            return Moved()
-        moved = self._move(messages)
-        self._acknowledge(messages, moved)
-        return moved
+            return BatchResult()
+        result = self._move(messages)
+        self._acknowledge(messages, result)
+        return result
 
-    def run(self, is_stopping: Stopping | Event, take: Callable[[Moved], None]) -> None:
-        """Move batches until an event is set, and pass on what was moved; what cannot be reached or written is tried again."""
+    def run(self, is_stopping: Stopping | Event, take: Callable[[BatchResult], None]) -> None:
+        """Move batches until an event is set, and pass each result to `take`; retry if stream or store fail."""
         is_lost = False
         while not is_stopping.is_set():
             try:
-                moved = self.step()
-                take(moved)
+                result = self.step()
+                take(result)
                 if is_lost:
                     log.info("measurements go to the record store again")
                 is_lost = False
-                if not self._is_behind and (moved.records or moved.dead):
+                if not self._is_behind and (result.records or result.dead):
                     is_stopping.wait(_GATHER_S)
-            except (RedisError, OSError, pa.ArrowException) as error:  # of the stream, or of the disk
+            except (RedisError, OSError, pa.ArrowException) as error:  # the stream or the disk failed
                 if not is_lost:
                     log.warning("measurements wait in the stream: %s", error)
                 is_lost = True
-                # What a lost answer held is pending; a server that was set up anew has no group.
+                # The entries of a lost answer are pending, and a server without its old data has no consumer group.
                 self._takes_pending, self._is_registered = True, False
                 self._held.begin_again()
-                self._client.connection_pool.disconnect()  # the server's name may mean another one by now
+                self._client.connection_pool.disconnect()  # the host name may resolve to another server by now
                 is_stopping.wait(_PAUSE_S)
 
     def close(self) -> None:
@@ -164,7 +167,11 @@ class Recorder:
         self._is_registered = True
 
     def _next_batch(self) -> list[Message]:
-        """Return what this consumer was given and never finished, else what was held back, else what another one left, else what is new."""
+        """Return the next entries to store.
+
+        The order is: pending entries of this consumer, held-back entries, entries claimed from other consumers,
+        new entries.
+        """
         self._are_held = False
         if self._takes_pending:
             if pending := self._portions.pending(_FIRST, _BATCH, _MAX_BATCH_BYTES):
@@ -176,14 +183,14 @@ class Recorder:
         claimed, gone, is_holding = self._portions.claim(_CLAIM_S, _BATCH)
         if is_holding:
             self._held.look()
-        # Entries that were cut off the stream before they were finished have no fields.
+        # Entries that were trimmed from the stream while they were pending have no fields.
         left: list[Message] = [(id_, {}) for id_ in gone]
         if claimed:
             left += self._portions.pending(_FIRST, _BATCH, _MAX_BATCH_BYTES)
-            self._takes_pending = True  # for those that are beyond this batch
+            self._takes_pending = True  # more entries may have been claimed than fit into this batch
         return left or self._portions.new(_BATCH, _MAX_BATCH_BYTES, _WAIT_S)
 
-    def _move(self, messages: Sequence[Message]) -> Moved:
+    def _move(self, messages: Sequence[Message]) -> BatchResult:
         read: list[_Read] = []
         dead: dict[str, str] = {}
         waiting: dict[str, str] = {}
@@ -211,7 +218,7 @@ class Recorder:
         stored = [one for one in read if one[0] not in dead and one[0] not in waiting]
         times_s = [order(id_)[0] / 1000 for id_, _, _ in stored]
         records = [(entry, record) for _, entry, record in stored]
-        return Moved(records, times_s, dead, waiting, reasons)
+        return BatchResult(records, times_s, dead, waiting, reasons)
 
     def _parser_of(self, dialect: str) -> RecordParser:
         parser = self._parsers.get(dialect)
@@ -220,7 +227,10 @@ class Recorder:
         return parser
 
     def _tables(self, read: Sequence[_Read], dead: dict[str, str]) -> list[pa.Table]:
-        """Return the rows of records, a table a platform. A record that cannot be a row must not keep the others from it."""
+        """Return one table of rows per platform; a record that cannot be stored becomes a dead letter.
+
+        Halving the batch isolates such a record, so that the others are stored.
+        """
         rows: dict[str, Rows] = {}
         for _, entry, record in read:
             of_platform = rows.setdefault(entry.platform, Rows(entry.platform, self._texts))
@@ -234,19 +244,22 @@ class Recorder:
             middle = len(read) // 2
             return self._tables(read[:middle], dead) + self._tables(read[middle:], dead)
 
-    def _acknowledge(self, messages: Sequence[Message], moved: Moved) -> None:
-        stored = [id_ for id_, _ in messages if id_ not in moved.dead and id_ not in moved.waiting]
-        if stored:  # by itself: a server that is full refuses it together with anything that needs memory
+    def _acknowledge(self, messages: Sequence[Message], result: BatchResult) -> None:
+        stored = [id_ for id_, _ in messages if id_ not in result.dead and id_ not in result.waiting]
+        if stored:  # sent separately: a full server refuses a script or transaction that also needs memory
             self._client.xack(STREAM, GROUP, *stored)
-        dead = [(id_, fields, moved.dead[id_]) for id_, fields in messages if id_ in moved.dead]
+        dead = [(id_, fields, result.dead[id_]) for id_, fields in messages if id_ in result.dead]
         self._dead_letters.bury(dead)
-        if moved.waiting:
-            waiting = {id_: moved.waiting[id_] for id_, _ in messages if id_ in moved.waiting}
-            self._held.keep(waiting, moved.reasons, self._are_held)
-        self._trim([id_ for id_, _ in messages if id_ not in moved.waiting])
+        if result.waiting:
+            waiting = {id_: result.waiting[id_] for id_, _ in messages if id_ in result.waiting}
+            self._held.keep(waiting, result.reasons, self._are_held)
+        self._trim([id_ for id_, _ in messages if id_ not in result.waiting])
 
     def _trim(self, done: Sequence[str]) -> None:
-        """Cut off the stream what every group has finished, and delete what is done beside entries that are held back."""
+        """Trim the entries that every consumer group has finished.
+
+        While entries are held back, trimming stops at the first of them, so finished entries behind it are deleted.
+        """
         firsts, of_others = [], []
         is_holding = False
         for group in self._client.xinfo_groups(STREAM):
@@ -259,7 +272,7 @@ class Recorder:
                 of_others.append(firsts[-1])
         if firsts:
             self._client.xtrim(STREAM, minid=min(firsts, key=order), approximate=False)
-        if is_holding:  # these are cut off when all is stored, which may be late
+        if is_holding:  # held-back entries may block trimming for a long time
             first = min(of_others, key=order, default=None)
             if deleted := [id_ for id_ in done if first is None or order(id_) < order(first)]:
                 self._client.xdel(STREAM, *deleted)

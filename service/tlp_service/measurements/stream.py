@@ -22,14 +22,14 @@ SEEN = "{tlp}:measurement:"
 PROBE = "{tlp}:probe"
 #: The recorder's consumer group.
 GROUP = "store"
-#: What the recorder tells of prediction error, as JSON.
+#: Key of the recorder's report of prediction error, as JSON.
 QUALITY = "{tlp}:quality"
 
 # One script, so that a record and its id are written both or not at all: should XADD fail, the id is given back.
-# The script creates the recorder's group together with a new stream. A full server would refuse to create the group later,
-# and could never be emptied.
-# ARGV: seconds for which an id is remembered; the entries as MessagePack, since thousands of arguments would take longer to
-# send than to write; the group. Returns the positions of entries whose id is known already, which are few.
+# The script creates the recorder's consumer group together with a new stream.
+# A server that is out of memory would refuse to create the group later, and could never be drained.
+# ARGV: time to live of an id in seconds; the entries as MessagePack, since thousands of arguments would take longer
+# to send than to write; the group. Returns the positions of entries with a known id, which are few.
 _APPEND = """
 local known = {}
 if redis.call('EXISTS', KEYS[1]) == 0 then
@@ -54,11 +54,11 @@ end
 return known
 """
 
-#: Entries of one call. Nothing else is done by the server meanwhile.
+#: Maximum number of entries per call. The Redis server is blocked during a call.
 _RECORDS_A_CALL = 1000
 
-# Uses the commands of _APPEND, so it fails when that would: on a replica, over maxmemory, without a permission, with a full
-# disk. It leaves nothing behind.
+# Uses the commands of _APPEND, so it fails when _APPEND would fail: on a replica, over maxmemory, without a permission,
+# with a full disk. It deletes the keys that it writes.
 _TRY = """
 redis.call('XLEN', KEYS[1])
 redis.call('SET', KEYS[2], 1, 'EX', 60, 'NX')
@@ -70,7 +70,7 @@ return 1
 
 #: Maximum connections for appends, and for health checks and scrapes, which must not wait behind appends.
 _APPENDING, _CHECKING = 16, 4
-#: Seconds that an append may take.
+#: Timeout of an append in seconds.
 _APPEND_TIMEOUT_S = 10.0
 #: Seconds after which a client may try again.
 _RETRY_AFTER_S = 2
@@ -86,7 +86,7 @@ class Entry(NamedTuple):
     record : str
         The record's line.
     worker, platform : str
-        Who measured, and on what.
+        Names of the worker that measured and of the platform on which it measured.
     version : str
         Model version that the worker's search used; empty if it did not say.
     dialect : str
@@ -107,7 +107,7 @@ class MeasurementStream:
     Parameters
     ----------
     url : str
-        Of a Redis or Valkey.
+        URL of a Redis or Valkey server.
     id_days : int
         Days for which an id is remembered. A client that resends later than that is counted twice.
     """
@@ -134,8 +134,8 @@ class MeasurementStream:
         Raises
         ------
         NotReady
-            If the stream cannot be written. Nothing, or the first part, may have been: the same request can
-            be sent again.
+            If the stream cannot be written. Some of the entries may have been appended; sending the same request
+            again is safe.
         """
         added: list[int] = []
         try:
@@ -161,7 +161,7 @@ class MeasurementStream:
         return int(await _soon(self._checks.xlen(STREAM)))
 
     async def quality(self) -> bytes | None:
-        """Return what the recorder last told of prediction error, or None where none has told anything lately.
+        """Return the recorder's latest report of prediction error, or None if it has expired.
 
         Raises
         ------

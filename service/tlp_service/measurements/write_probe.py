@@ -1,4 +1,4 @@
-"""Finds out whether measurements can be written now, by trying a write."""
+"""A health check that tries a write to find out whether measurements can be written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WriteProbe:
     write : callable
         Tries a write; raises what writing a measurement would raise.
     clock : callable
-        Seconds, monotonic.
+        Returns seconds, as `time.monotonic` does.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from tlp_service.children import Stopping
 from tlp_service.errors import BadVersion, ServiceFault
 from tlp_service.measurements.recorder import Recorder
 from tlp_service.processes.beginning import begin
-from tlp_service.quality.telling import Teller
+from tlp_service.quality.reporter import QualityReporter
 from tlp_service.quality.windows import Quality
 from tlp_service.redis_url import connect
 from tlp_service.scoring.scorer import Scorer
@@ -50,14 +50,14 @@ def record(settings: Settings) -> int:
     recorder = Recorder(url, store, "recorder")
     versions = _Versions(settings)
     client = connect(url, timeout_s=5)
-    teller = Teller(client, Quality(versions.scorer, versions.serving))
+    reporter = QualityReporter(client, Quality(versions.scorer, versions.serving))
     log.info("measurements are kept in %s", store.folder)
     try:
-        recorder.run(stopping, teller.take)
+        recorder.run(stopping, reporter.take)
     finally:
         recorder.close()
         versions.stop()
-        teller.close()
+        reporter.close()
     leave_stuck_threads("tlp-figures")
     return 0
 

@@ -1,1 +1,1 @@
-"""Prediction error: how far scores are from what was measured, in windows of the newest measurements."""
+"""Prediction error: compares scores with measured costs over windows of the newest measurements."""

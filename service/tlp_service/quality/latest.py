@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Latest(Generic[T]):
     """The latest items by time, up to a capacity, each id once.
 
-    An item is rejected if its id is in the window, or if the window is full of later items. So redelivery of the stream, from
-    any place and any number of times, changes nothing.
+    An item is rejected if its id is in the window, or if the window is full of later items.
+    So redelivery of the stream, from any position and any number of times, changes nothing.
 
     Parameters
     ----------

@@ -15,17 +15,20 @@ from tlp_service.measurements.stream import QUALITY
 
 log = logging.getLogger(__name__)
 
-#: Series of a figure at most: platforms, and versions of a platform. Whoever sends measurements names platforms.
+#: Maximum number of platforms, and of versions per platform, with a series.
+#: The bound is needed since clients name platforms.
 _MAX_PLATFORMS, _MAX_VERSIONS = 64, 4
 
-#: figure -> what it is
+#: Figure -> help text of its gauge.
 _GAUGES = {
     "measured": "Measured candidates in the window.",
     "failed_share": "Share of the runs in the window that failed.",
-    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; the other figures leave them out.",
+    "outlier_share": "Share of the measurements in the window whose cost cannot be a run time; "
+    "the other figures leave them out.",
     "pair_accuracy": "Share of the pairs of candidates inside a task that the scores order correctly, mean over tasks.",
     "kendall_tau": "Kendall's tau-b of scores and speeds inside tasks, mean over tasks.",
-    "top1_regret": "Extra run time of the best-scored candidate of a search round over the fastest one, as a share of the latter; at most 9 per round, mean over rounds.",
+    "top1_regret": "Extra run time of the best-scored candidate of a search round over the fastest one, "
+    "as a share of the latter; at most 9 per round, mean over rounds.",
     "top5_regret": "As top1_regret, for the fastest of the five best-scored candidates.",
     "drifting": "1 if the version orders candidates worse than when it was accepted, beyond chance; else 0.",
 }
@@ -68,21 +71,21 @@ def decode_quality(report: bytes | None) -> dict[str, Any]:
 
 
 class QualityCollector(Collector):
-    """The figures as gauges ``tlp_prediction_…`` with the labels platform and version."""
+    """Exports the figures as gauges ``tlp_prediction_…`` with the labels platform and version."""
 
     def __init__(self) -> None:
         self._document = decode_quality(None)
 
     def tell(self, told: bytes | None) -> None:
-        """Take over what the next scrape shall see."""
+        """Set the report that the next scrape exports."""
         self._document = decode_quality(told)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return a gauge a figure; a figure that cannot be said has no series."""
+        """Yield one gauge per figure; a figure without a value has no series."""
         for figure, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"tlp_prediction_{figure}", text, labels=["platform", "version"])
             for platform, versions in islice(sorted(self._document["platforms"].items()), _MAX_PLATFORMS):
-                # The serving one first, then those of which most was measured.
+                # The serving version comes first, then the versions with the most measurements.
                 order = sorted(versions.items(), key=lambda v: (not v[1]["serving"], -v[1]["measured"]))
                 for version, figures in order[:_MAX_VERSIONS]:
                     if figures.get(figure) is not None:
@@ -91,6 +94,6 @@ class QualityCollector(Collector):
         if (told_s := self._document.get("time")) is not None:
             yield GaugeMetricFamily(
                 "tlp_prediction_told_timestamp_seconds",
-                "Unix time in seconds at which the recorder reported these figures; it stands still while no recorder runs.",
+                "Unix time in seconds of the recorder's latest report; it does not change while no recorder runs.",
                 value=told_s,
             )

@@ -1,4 +1,4 @@
-"""How far the scores of a version are from what was measured: figures over a sliding window. Pure; no clock, no I/O."""
+"""Prediction error of a version over a sliding window of measurements. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tlp_service.ranking.figures import TaskFigures, figures_of, summarise
 from tlp_service.ranking.plausible import is_plausible
 from tlp_service.ranking.ranking import top_k_cost
 
-#: Seconds between two results of one worker and task from which on they are of two search rounds.
+#: Minimum gap in seconds between two results of one worker and task that separates two search rounds.
 ROUND_GAP_S = 5.0
-#: Fewest candidates of a task in the window that are ranked, and of a round whose regret counts.
+#: Minimum number of candidates of a task to rank it, and of a search round to compute its regret.
 _RANKED = 4
 _QUINTILES = 5
-#: Maximum regret of a round (ten times the run time of the best), so that few rounds cannot dominate the mean over rounds. In the
-#: public logs, random choices stay below it in 95 % of the rounds, but exceed 45 in 1 %.
+#: Maximum regret of a round (ten times the run time of the best), so that few rounds cannot dominate the mean.
+#: In the public logs, random choices stay below it in 95 % of the rounds, but exceed 45 in 1 %.
 _MAX_REGRET = 9.0
 
 
@@ -31,13 +31,13 @@ class Measured:
     Parameters
     ----------
     worker, workload : str
-        Who measured, and for which task.
+        Name of the worker, and workload key of the task.
     score : float
-        Of the version; NaN if it has none.
+        Score by the version; NaN if the version cannot score the candidate.
     cost : float
-        Seconds; NaN for a run that failed.
+        Measured seconds; NaN for a run that failed.
     time_s : float
-        When it arrived.
+        Time of arrival in seconds.
     id : int or None
         Identifies the measurement if the stream may deliver it twice; None if it is delivered only once.
     """
@@ -52,26 +52,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFigures:
-    """Figures of a version on a platform. One that nothing can be said of is NaN.
+    """Prediction error of a version on a platform; a figure without enough measurements is NaN.
 
     Parameters
     ----------
     measured, tasks, rounds : int
-        Candidates in the window, and tasks and search rounds with enough of them.
+        Number of candidates in the window, and of tasks and search rounds with enough candidates.
     failed_share : float
         Share of the runs that failed.
     outlier_share : float
-        Share of the measurements whose cost cannot be a run time (see `is_plausible`). The figures below leave them out.
+        Share of the measurements whose cost cannot be a run time (see `is_plausible`); the figures below exclude them.
     pair_accuracy, pair_accuracy_low, pair_accuracy_high : float
-        Share of the pairs inside tasks that the scores order right, mean over tasks, and its 95 % interval by bootstrap over tasks.
+        Share of the pairs inside tasks that the scores order correctly, mean over tasks, and its 95 % interval by
+        bootstrap over tasks.
     kendall_tau : float
         Kendall's tau-b inside tasks, mean over tasks.
     top1_regret, top5_regret : float
-        Extra run time of the fastest of the one or five best-scored candidates of a search round over the fastest of the round, as a
-        share of the latter; at most 9 per round, mean over rounds.
+        Extra run time of the fastest of the one or five best-scored candidates of a search round over the fastest of
+        the round, as a share of the latter; at most 9 per round, mean over rounds.
     calibration : tuple of (float, float)
-        Mean score and mean label (best cost of the task over the candidate's) by fifths of the scores. Labels rise with scores where
-        those are any good.
+        Mean score and mean label (best cost of the task ÷ the candidate's cost) per quintile of the scores.
+        Labels rise with the scores of a good model.
     """
 
     measured: int
@@ -114,7 +115,7 @@ class ErrorWindow:
         return len(self._measured)
 
     def figures(self) -> ErrorFigures:
-        """Return the figures of what is in the window."""
+        """Return the figures of the measurements in the window."""
         if self._figures is None:
             self._figures = _figures_of(list(self._measured))
         return self._figures
@@ -157,16 +158,16 @@ def _counting(ran: Sequence[Measured]) -> list[Measured]:
 
 
 def is_drifting(figures: ErrorFigures, at_gate: float, min_tasks: int = 5) -> bool:
-    """Return whether a version orders what comes in worse than it did when it was accepted, beyond chance.
+    """Return whether a version ranks new measurements significantly worse than when the gate accepted it.
 
     Parameters
     ----------
     figures : ErrorFigures
-        Of the version on a platform.
+        The version's figures on a platform.
     at_gate : float
-        Its pair accuracy there on held-back tasks; NaN if it was not measured.
+        The version's pair accuracy on held-back candidates of the platform; NaN if it was not measured.
     min_tasks : int
-        With fewer, nothing is said.
+        Minimum number of tasks; with fewer, the result is False.
     """
     return figures.tasks >= min_tasks and figures.pair_accuracy_high < at_gate
 
@@ -184,7 +185,7 @@ def _tasks_of(valid: Sequence[Measured]) -> list[TaskFigures]:
 
 
 def _rounds(valid: Sequence[Measured]) -> list[list[Measured]]:
-    """Return the measurements by search round: those of a worker and task that came without a gap."""
+    """Group measurements into search rounds: measurements of one worker and task without a long gap in time."""
     rounds: list[list[Measured]] = []
     open_rounds: dict[tuple[str, str], list[Measured]] = {}
     for measured in valid:

@@ -1,4 +1,7 @@
-"""Prediction error of the versions in use, from what workers measure: each candidate is scored by the version that its search used, and by the serving one."""
+"""Windows of prediction error per platform and version.
+
+Each measured candidate is scored by the version that its search used and by the serving version.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from tlp_service.scoring.scorer import Scorer
 
 log = logging.getLogger(__name__)
 
-#: Measurements a window, and windows of platforms and versions; those that heard of nothing for longest go.
+#: Maximum number of measurements per window, and of windows; the least recently updated windows are dropped.
 WINDOW, _MAX_WINDOWS = 2000, 256
-#: Measurements that wait to be scored.
+#: Maximum number of measurements that wait to be scored; beyond it, all of them are scored.
 _MAX_UNSCORED = 20_000
 
 #: Platform and version.
@@ -40,13 +43,13 @@ class _Came(NamedTuple):
 class Quality:
     """Windows of measured candidates by platform and version.
 
-    The stream may deliver an entry twice: after a crash, or after somebody deleted the consumer group. Like the record store, the
-    windows hold each measurement once, by its id.
+    The stream may deliver an entry twice, after a crash or after somebody deleted the consumer group.
+    The windows deduplicate measurements by id, as the record store does by content.
 
     Parameters
     ----------
     scorer_of : callable
-        Returns a version by its name, or None for one that is not to be had.
+        Returns the scorer of a version by its name, or None if the version is not available.
     serving : callable
         Returns the name of the serving version, or None.
     """
@@ -56,18 +59,19 @@ class Quality:
         self._serving = serving
         self._windows: OrderedDict[_Key, ErrorWindow] = OrderedDict()
         self._at_gate: dict[_Key, float] = {}
-        # Scores take the most time of all that recording does, and where much comes in most of them would never be told.
+        # Scoring is deferred until a report is due, since it takes the most time of all of the recorder's work.
+        # At a high rate, most measurements leave their window before the next report, so they need no score.
         self._unscored: OrderedDict[_Key, Latest[_Came]] = OrderedDict()
 
     def take(self, records: Sequence[tuple[Entry, Record]], times_s: Sequence[float]) -> None:
-        """Take measured candidates in. They are scored when figures are told, those that have not left their window by then.
+        """Queue measured candidates; those still in their window are scored when the next report is made.
 
         Parameters
         ----------
         records : sequence of (Entry, Record)
-            In the order in which they came.
+            Measured candidates in order of arrival.
         times_s : sequence of float
-            When each came, in seconds.
+            Time of arrival of each candidate in seconds.
         """
         serving = self._serving()
         for (entry, record), time_s in zip(records, times_s, strict=True):
@@ -79,7 +83,7 @@ class Quality:
             self._score()
 
     def _take(self, key: _Key, id_: int, time_s: float, came: _Came) -> None:
-        # The windows are ordered by when they were last updated.
+        # The windows are ordered by the time of their last update.
         if (window := self._windows.get(key)) is not None and not window.lacks(id_, time_s):
             self._windows.move_to_end(key)
             return
@@ -89,7 +93,7 @@ class Quality:
         self._unscored.move_to_end(key)
 
     def _score(self) -> None:
-        """Score what has come in, and take it into its windows."""
+        """Score the queued candidates, and add them to their windows."""
         for key in list(self._unscored):
             # Removed before it is scored, so that a failing batch is not scored again and again.
             came = self._unscored.pop(key)
@@ -104,7 +108,7 @@ class Quality:
                 window.add(Measured(worker, record.task.workload, score, cost, time_s, id_))
 
     def document(self, time_s: float) -> dict[str, Any]:
-        """Return the figures of all windows as JSON values, None for those of which nothing can be said."""
+        """Return the report: the figures of all windows as JSON values; None for a figure without a value."""
         self._score()
         serving = self._serving()
         platforms: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -132,7 +136,7 @@ class Quality:
 
 
 def _at_gate(scorer: Scorer, platform: str) -> float:
-    """Return the pair accuracy at which a version was accepted for a platform; NaN if its manifest does not state it."""
+    """Return a version's pair accuracy at the gate for a platform; NaN if its manifest does not state it."""
     gate = scorer.manifest.training.get("gate")
     figure = gate.get(platform) if isinstance(gate, dict) else None
     return float(figure) if isinstance(figure, float | int) else math.nan

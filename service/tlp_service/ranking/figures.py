@@ -13,10 +13,10 @@ from tlp_service.ranking.ranking import random_ranking, top_k_cost
 
 Floats = npt.NDArray[np.float64]
 
-#: Resamples of the bootstrap, and the share of them that an interval leaves out at either end.
+#: Number of bootstrap resamples, and the share of them beyond each end of an interval.
 _RESAMPLES, _TAIL = 1000, 0.025
 
-#: Candidates of which all pairs with the others are looked at together; bounds the memory for tasks of thousands.
+#: Number of candidates per block when counting pairs; bounds the memory for tasks with thousands of candidates.
 _ROWS = 512
 
 
@@ -27,7 +27,7 @@ class TaskFigures:
     Parameters
     ----------
     platform, workload : str
-        What the task is.
+        Platform and workload key of the task.
     candidates : int
         Measured candidates that have a score.
     best_s, top1_s, top5_s : float
@@ -92,7 +92,8 @@ class Interval:
     high: float
 
 
-#: Figures of a summary: those of TLP (arXiv 2211.03578, section 6.1) pool the seconds of all tasks, those of TenSet average over tasks.
+#: Metrics of a summary. Those of TLP (arXiv 2211.03578, section 6.1) pool the seconds of all tasks; those of TenSet
+#: average over tasks.
 _SUMMARIES: dict[str, Callable[[dict[str, Floats]], Floats]] = {
     "top1_mean": lambda c: np.mean(c["best_s"] / c["top1_s"], axis=-1),
     "top5_mean": lambda c: np.mean(c["best_s"] / c["top5_s"], axis=-1),
@@ -135,7 +136,7 @@ def summarise(tasks: Sequence[TaskFigures], seed: int = 0) -> dict[str, Interval
 
 
 def _count_pairs(scores: Floats, costs: Floats) -> tuple[int, int, int, int, int]:
-    """Count pairs of candidates: ordered right, wrong, with equal scores; with different costs, with different scores."""
+    """Count pairs: ordered correctly, incorrectly, with equal scores, with different costs, with different scores."""
     right = wrong = tied = different_scores = 0
     for first in range(0, len(costs), _ROWS):
         is_faster = costs[first : first + _ROWS, None] < costs[None, :]

@@ -23,7 +23,7 @@ _MAX_ELEMENTS = 10**18
 #: A cost is implausible if it is more than this factor below the lower quartile of its task. In 3,388 tasks of the public logs,
 #: and in windows of 8 to 64 records of each, the best cost is at most a factor of 50 below the quartile.
 _MAX_RATIO = 100.0
-#: Bytes of the results of `min_cost_s` that are remembered, with their workload keys of up to 64 KiB each.
+#: Maximum bytes of the cache of `min_cost_s`, including its workload keys of up to 64 KiB each.
 _REMEMBERED_BYTES = 4 << 20
 
 

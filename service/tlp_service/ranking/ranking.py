@@ -24,7 +24,7 @@ class Ranking:
         TLP's score (arXiv 2211.03578, section 6.1) with equal weights: sum of the tasks' best costs over the sum of the best costs
         among the k best-scored.
     top1_mean, top5_mean : float
-        The same ratio a task, averaged over tasks (TenSet's form).
+        The same ratio per task, averaged over tasks (TenSet's form).
     pair_accuracy : float
         Share of the pairs with different costs that the scores order right; mean over tasks.
     """

@@ -78,10 +78,10 @@ def _replace(folder: PlatformFolder, paths: list[Path], aside: Path) -> None:
 
 
 def newest(files: list[StoredFile], min_files: int) -> list[StoredFile]:
-    """Return the newest files: at least `min_files`, extended until the next older one holds more rows than all of them.
+    """Return the newest files to merge: size-tiered compaction.
 
-    This is size-tiered compaction: a row is rewritten about as often as the number of rows doubles after its arrival, and not with
-    every few new files.
+    These are at least `min_files`, extended until the next older file holds more rows than all of them. So a row is
+    rewritten about once per doubling of the number of rows after its arrival, not with every few new files.
     """
     found: list[StoredFile] = []
     rows = 0

@@ -33,20 +33,20 @@ _Batch: TypeAlias = tuple[Sequence[Path], PlatformOf, Path]
 
 @dataclass(slots=True)
 class ImportSummary:
-    """What became of the lines that were read.
+    """Counts of an import: records by platform, and rejected lines by cause.
 
     Parameters
     ----------
     files : int
-        Logs.
+        Number of logs.
     platforms : Counter
-        Records read, by platform; some may turn out to be in the store already.
+        Number of records read, by platform; some may be in the store already.
     failed : Counter
-        Of these, records of runs that failed or whose costs are none, by platform.
+        Number of these records whose run failed or that have no valid cost, by platform.
     left_out : Counter
         Lines without a record or without a platform, by cause.
     refused : list of RefusedLine
-        The lines that are no records.
+        Lines that are not valid records.
     """
 
     files: int = 0
@@ -56,7 +56,7 @@ class ImportSummary:
     refused: list[RefusedLine] = field(default_factory=list)
 
     def add(self, other: ImportSummary) -> None:
-        """Add what another one counted."""
+        """Add the counts of another summary."""
         self.files += other.files
         self.platforms += other.platforms
         self.failed += other.failed
@@ -83,30 +83,31 @@ class ImportSummary:
 def import_logs(
     paths: Sequence[Path], store: RecordStore, platform_of: PlatformOf, processes: int = 0
 ) -> tuple[ImportSummary, dict[str, int]]:
-    """Read logs into a record store; what is there already is not added again.
+    """Import logs into a record store; records that it already has are not added again.
 
     Parameters
     ----------
     paths : sequence of Path
         Log files, plain or gzip-compressed.
     store : RecordStore
-        Where to.
+        The record store to import into.
     platform_of : callable
-        Tells the platform of a record; a record without one is left out.
+        Returns the platform of a record; a record without one is left out.
     processes : int
-        That read; 0 for the CPUs.
+        Number of reader processes; 0 for one per CPU.
 
     Returns
     -------
     summary : ImportSummary
-        What was read.
+        Counts of the import.
     added : dict
-        Platform -> records that are new.
+        Platform -> number of records that are new.
     """
     processes = processes or os.cpu_count() or 1
     summary = ImportSummary()
     with store.incoming() as folder:
-        # Numbered in the order of the logs: of a record that stands in two, the first counts, however many processes read.
+        # Numbered in the order of the logs, so that of duplicates in two logs the first is kept, regardless of the
+        # number of processes.
         batches = [
             (batch, platform_of, folder / f"{number:06}")
             for number, batch in enumerate(_divided(paths, _BATCHES * processes))
@@ -150,7 +151,7 @@ def _read_all(batches: Sequence[_Batch], processes: int) -> Iterator[ImportSumma
     if processes == 1 or len(batches) == 1:
         yield from map(_read_batch, ordered)
         return
-    # Records make no cycles: a collector would look through all that is held, and find nothing.
+    # Records form no reference cycles, so garbage collection would traverse all of them in vain.
     with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
         yield from pool.map(_read_batch, ordered)
 

@@ -38,20 +38,20 @@ def write_file(batches: Iterable[pa.RecordBatch], path: Path) -> None:
 
 
 def is_first(ids: pa.ChunkedArray) -> pa.Array:
-    """Return for each place whether its id stands there for the first time."""
+    """Return for each position whether its id occurs there for the first time."""
     # Codes are given in order of appearance.
     codes = ids.combine_chunks().dictionary_encode().indices.to_numpy()
     return pa.array(np.diff(np.maximum.accumulate(codes), prepend=-1) > 0)
 
 
 def write_rows(rows: pa.Table, path: Path) -> None:
-    """Write rows of one platform for `RecordStore.take_in`: as they lie in memory, for they are read once and removed."""
+    """Write rows of one platform for `RecordStore.take_in` in Arrow's memory format, since they are read only once."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
         writer.write_table(rows)
 
 
 def replace_file(path: Path, contents: bytes) -> None:
-    """Put a small file in place of another, as a whole."""
+    """Replace a small file atomically."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_bytes(contents)
     sync(aside)
@@ -60,7 +60,7 @@ def replace_file(path: Path, contents: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk: what is in the store is deleted elsewhere."""
+    """Sync a file or a folder's entries to disk, since records in the store are deleted from the stream."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -55,7 +55,8 @@ class PlatformFolder:
     warn : callable
         Gets each warning, possibly several times.
     is_writing : bool
-        Whether the caller is about to replace files. A file that cannot be read is then an error, since it would be overwritten.
+        Whether the caller is about to replace files. A file that cannot be read is then an error, since it would be
+        overwritten.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From rows of the record store back to records."""
+"""Decodes rows of the record store into records."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tlp_service.records.stored_file import value_bytes
 
 log = logging.getLogger(__name__)
 
-#: Maximum bytes of a value by column. Beyond these bounds of a record, Python objects could take many times the size of the file.
-#: A character has at most four bytes.
+#: Maximum bytes of a value by column, from the bounds of a record at four bytes per character.
+#: Without them, Python objects could take many times the size of the file.
 _MAX_BYTES = {
     "primitives": MAX_LINE_BYTES,
     "costs": 8 * MAX_COSTS,
@@ -49,10 +49,10 @@ _COLUMNS = (
     "dialect",
 )
 
-#: Columns that say which workloads came from which log.
+#: Columns that link workloads to the logs that they came from.
 _SOURCE_COLUMNS = ["workload_key", "dialect", "source"]
 
-#: Bytes of the primitives that are remembered.
+#: Maximum bytes of the cache of primitives.
 _PRIMITIVES_BYTES = 64 << 20
 
 
@@ -61,9 +61,9 @@ def stored_records(
 ) -> Iterator[tuple[str, Record]]:
     """Yield ``(platform, record)`` for all records of a store, or of some platforms, failed runs, too.
 
-    Of a platform with more than `max_records` records these are a mix: half came last, half are drawn from all before. Records
-    beyond the bounds of today's servers are left out, and their number is logged: an earlier release or another program may have
-    written them.
+    From a platform with more than `max_records` records, half of these are the newest, and half are drawn from all
+    earlier ones. Records that exceed this release's bounds are left out, and their number is logged: an earlier
+    release or another program may have written them.
     """
     reader = _Reader()
     for platform in platforms if platforms is not None else store.platforms:
@@ -81,7 +81,7 @@ def stored_records(
 
 
 def stored_sources(store: RecordStore) -> Iterator[tuple[str, str]]:
-    """Yield workload and log of the records of a store, each pair once a platform."""
+    """Yield workload and log of the records of a store, each pair once per platform."""
     for platform in store.platforms:
         found: dict[tuple[str, str], None] = {}
         for batch in store.batches(platform, _SOURCE_COLUMNS):
@@ -94,7 +94,7 @@ def stored_sources(store: RecordStore) -> Iterator[tuple[str, str]]:
 
 
 def stored_workload(key: str, dialect: str | None) -> str:
-    """Return the workload of a stored row, see `Task.workload`; a dialect that is not known here keeps its key as it is."""
+    """Return the workload of a stored row (see `Task.workload`), or its plain key if the dialect is unknown."""
     try:
         return workload_of(key, dialect)
     except Unsupported:
@@ -162,7 +162,7 @@ class _Reader:
 
 
 class _PrimitiveReader:
-    """Reads the JSON text of candidates of one dialect. It parses each distinct primitive once, within a bounded cache."""
+    """Parses the JSON text of candidates of one dialect; a bounded cache holds the distinct primitives."""
 
     def __init__(self, dialect: str | None = None) -> None:
         self._dialect = find(dialect)
@@ -172,8 +172,9 @@ class _PrimitiveReader:
         """Return the primitives of a candidate; raise `ValueError` or `InvalidInput` if the text is not valid."""
         if text == "[]":
             return ()
-        # A primitive begins with its kind, a string. Where a list in it is followed by one that does so, too, as in no primitive of
-        # Ansor, the pieces are no JSON, and the text is parsed as a whole.
+        # A primitive begins with its kind, a string. If a list inside a primitive is followed by another list that
+        # begins with a string (no primitive of Ansor has this), the pieces are not valid JSON, and the text is parsed
+        # as a whole.
         pieces = text[3:-2].split('],["')
         try:
             return tuple(map(self._known.__getitem__, pieces))

@@ -18,10 +18,10 @@ from tlp_client.dialects.registry import stated_name
 from tlp_client.primitives import Primitive
 from tlp_client.records import Record
 
-#: `primitives` is the JSON text of the steps, as it stands in the log; `costs` are seconds, and mean nothing where `error_no` is not 0.
-#: `dialect` is null for the default one.
-#: A column that is nullable may be missing in a file, and reads as nulls then. So a new column is one line here, at the end and nullable, and no
-#: store has to be migrated; `Rows` writes nulls until it has values for it.
+#: `primitives` is the JSON text of the steps as in the log. `costs` are seconds, meaningless if `error_no` is not 0.
+#: `dialect` is null for the default dialect.
+#: A nullable column may be missing in a file, and then reads as nulls. So a new column needs one line here, nullable
+#: and at the end, and no migration of stores; `Rows` writes nulls until it has values for the column.
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.binary(16), nullable=False),
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-#: Columns of few distinct values, which Parquet shall number; in the others it would look for them in vain.
+#: Columns with few distinct values, for Parquet's dictionary encoding; it would be wasted on the other columns.
 REPEATED = ["platform", "target", "workload_key", "log_version", "source", "dialect"]
 
 
@@ -50,7 +50,7 @@ _TEXTS_BYTES = 64 << 20
 
 
 class Texts:
-    """The JSON text of primitives, made once for each object: those of one `RecordParser` are few.
+    """Caches the JSON text of primitives; one `RecordParser` returns few distinct objects.
 
     Parameters
     ----------
@@ -59,7 +59,8 @@ class Texts:
     """
 
     def __init__(self, max_bytes: int = _TEXTS_BYTES) -> None:
-        # By identity, since hashing a primitive takes longer than all else. Each entry holds its primitive, so that no other object gets its id.
+        # The key is the object's identity, since hashing a primitive takes longer than all other steps.
+        # Each entry keeps its primitive alive, so that no other object gets its id.
         self._known: BoundedCache[int, tuple[Primitive, str]] = BoundedCache(max_bytes)
 
     def of(self, primitives: Sequence[Primitive]) -> str:
@@ -81,14 +82,14 @@ class Texts:
 
 
 class Rows:
-    """Rows of one platform on their way into a table.
+    """Collects rows of one platform for a table.
 
     Parameters
     ----------
     platform : str
-        Theirs.
+        Platform of the rows.
     texts : Texts
-        Of the primitives.
+        Cache of the texts of primitives.
     """
 
     def __init__(self, platform: str, texts: Texts) -> None:
@@ -131,7 +132,7 @@ class Rows:
         return pa.table(arrays, schema=SCHEMA)
 
     def _id(self, line: bytes, dialect: str) -> bytes:
-        """Return the id of a record: the same line of a dialect on the same platform is the same measurement, wherever it stands."""
+        """Return the id of a record, a hash of its dialect, platform and line, so duplicates have the same id."""
         hashed = self._hash.copy()
         if (stated := stated_name(dialect)) is not None:
             hashed.update(f"{stated}\n".encode())

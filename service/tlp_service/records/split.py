@@ -1,7 +1,8 @@
-"""Which records are trained on, and which are held back.
+"""The split of records into train, validation and test parts.
 
-A part is decided by a hash of the seed that is written into the store, so it stays when records are added. What is held together, stays together:
-all records of one workload, on any platform, and with ``by="source"`` also all workloads of one log (a log is a network as a rule).
+A hash with the seed of the store decides the part of a group, so adding records does not move others.
+A group has all records of one workload, on any platform. With ``by="source"``, it also has all workloads of one log
+(a log usually comes from one network).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tlp_service.errors import BadRecords
 
 Part = Literal["train", "validation", "test"]
 
-#: Share of the groups in per cent.
+#: Percentage of the groups in each part.
 VALIDATION, TEST = 10, 10
 
 

@@ -9,8 +9,8 @@
     ├── quarantine.jsonl                 lines that are no records: where they stand, and why
     └── lock                             of the process that writes
 
-A file is written aside and then renamed, so a reader or a crash finds all of it or nothing. A row may stand in two files, after
-a crash or a batch that came twice; it is read once.
+A file is written under a temporary name and then renamed, so after a crash it is complete or missing. A row may be in
+two files after a crash or a batch that was delivered twice; it is read once.
 
 The name of a folder decides the platform of all rows in it, so renaming a folder renames a platform.
 A damaged file is renamed to ``….damaged`` and logged. If the store is read-only, the file is skipped instead. In both cases
@@ -56,7 +56,7 @@ _PLATFORM = "platform="
 _MAX_PARTS = 32
 #: Prefix of temporary folders, and the age in seconds at which one counts as left over.
 _INCOMING, _LEFT_S = ".incoming-", 86_400
-#: Warnings that are remembered, so that each is logged once.
+#: Maximum number of remembered warnings; a remembered warning is not logged again.
 _MAX_WARNED = 1_000
 
 
@@ -66,7 +66,7 @@ class RecordStore:
     Parameters
     ----------
     folder : Path
-        Of the store.
+        Folder of the store.
     max_wait_s : float
         Seconds for which a writer waits for another process that writes; then it raises OSError.
 
@@ -142,7 +142,7 @@ class RecordStore:
         return {platform: total for platform, found in counts.items() if (total := sum(found.values()))}
 
     def append(self, batches: Iterable[pa.Table]) -> None:
-        """Add rows of one platform each, and return when they are on disk. A row whose id is there already is read once.
+        """Add tables of one platform each, and return when they are on disk; a row with a known id is read once.
 
         Raises
         ------
@@ -175,14 +175,14 @@ class RecordStore:
             self._compact_newest(folder)
 
     def _compact_newest(self, folder: PlatformFolder) -> None:
-        """Merge the newest files of a platform. If that fails, no row is lost, and it is tried again some files later."""
+        """Merge the newest files of a platform; a failure loses no row, and is retried some files later."""
         try:
             self._merge(folder, lambda files: newest(files, _MAX_PARTS // 2))
         except (OSError, pa.ArrowException) as error:
             log.warning("%s is not compacted: %s", folder.path, error)
 
     def compact(self) -> None:
-        """Make the files of each platform one."""
+        """Merge the files of each platform into one."""
         with self._writing():
             for platform in self.platforms:
                 folder = self._folder(platform, is_writing=True)
@@ -227,7 +227,7 @@ class RecordStore:
         parts: Sequence[pa.Table] = (),
     ) -> int:
         """Merge some files of a platform and further rows into one file; return how many of those rows are new."""
-        # In the folder of the platform, which may be a link to another disk.
+        # The temporary file is in the platform's folder, since that may be a link to another disk.
         with self.incoming(folder.path) as scratch:
             while True:
                 try:
@@ -237,7 +237,7 @@ class RecordStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Wait until no other process writes, and keep others from it."""
+        """Hold the writer lock of the store in the context."""
         with alone_in(self.folder, self._max_wait_s):
             for pattern in (f"{_INCOMING}*", f"{_PLATFORM}*/{_INCOMING}*"):
                 for left in self.folder.glob(pattern):  # from a killed process

@@ -1,4 +1,7 @@
-"""The lock of who writes in a record store. Its holder may be stopped and never go on, so a wait for it has an end and is told."""
+"""The writer lock of a record store.
+
+Waiting for it is logged and has a timeout, since a suspended holder may never release it.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ _TELL_S = 10.0
 
 @contextmanager
 def alone_in(folder: Path, max_wait_s: float) -> Iterator[None]:
-    """Wait until no other process writes in a folder, and keep others from it.
+    """Hold the writer lock of a folder in the context.
 
     Raises
     ------
     OSError
-        If another one has not ended after so long, or the lock cannot be had at all.
+        If another process still holds the lock at the timeout, or the file cannot be locked.
     """
     path = folder / LOCK
 

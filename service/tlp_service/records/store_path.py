@@ -22,7 +22,8 @@ def check_store_path(folder: Path) -> None:
         str(folder).encode()
     except UnicodeEncodeError:
         raise BadRecords(f"{str(folder)!r}: expected a path in UTF-8; name another folder") from None
-    # Looked for in this order: what another maker brings in (recorder and trainer begin at once) is there after its note.
+    # Files are listed before the note is checked, since recorder and trainer may create the store at the same time:
+    # the other process writes the note before all other files, so a listed file of a store implies a note.
     strangers = [path.name for path in folder.iterdir() if not _is_own(path.name)] if folder.exists() else []
     if strangers and not (folder / NOTE).exists():
         raise BadRecords(f"{folder} is neither a record store nor empty")

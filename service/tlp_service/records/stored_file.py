@@ -216,8 +216,8 @@ def _is_list(type_: pa.DataType) -> bool:
 def _text_columns(footer: pq.FileMetaData) -> list[str]:
     """Return the columns of texts. Read as dictionaries, a repeated long text is in memory once, however it is stored.
 
-    How it is stored is not asked for: the metadata of a column chunk that is damaged aborts the process, since pyarrow
-    lets the exception of C++ pass. The reader of the data checks the same and raises.
+    The metadata of column chunks is not read to find out how they are stored: if it is damaged, pyarrow does not catch
+    the C++ exception, and the process aborts. The reader of the data checks the same and raises.
     """
     names = set(footer.schema.names)
     return [field.name for field in SCHEMA if field.name in names and _is_text(field.type)]

@@ -1,4 +1,4 @@
-"""The progress of a training, kept so that an interrupted one goes on where it was.
+"""Training checkpoints, from which an interrupted training resumes.
 
 A file of tensors (safetensors, no pickle), whose metadata are JSON.
 """
@@ -34,18 +34,18 @@ class Best:
 
 
 class Progress:
-    """Where a training is: weights, their average, optimizer, random numbers, the best epoch so far.
+    """The state of a training: weights, their average, optimizer, random generator, the best epoch so far.
 
     Parameters
     ----------
     network : Module
-        Being trained.
+        The network in training.
     optimizer : Optimizer
-        Of Adam's kind.
+        Adam or a variant of it.
     random : Generator
-        That draws the batches.
+        Random generator that draws the batches.
     factor : float
-        Of the average of the weights; 0 for none.
+        Factor of the exponential moving average of the weights; 0 for no average.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Progress:
             self.best = Best(self.epoch, ranking, quality, weights)
 
     def is_stuck(self, patience: int) -> bool:
-        """Return whether so many epochs have brought nothing better."""
+        """Return whether the last `patience` epochs brought no improvement."""
         return self.best is not None and self.epoch - self.best.epoch >= patience
 
     def modules(self) -> dict[str, nn.Module]:

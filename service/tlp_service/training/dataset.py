@@ -75,7 +75,7 @@ class TrainingSet:
 
     @property
     def candidates(self) -> int:
-        """Candidates over all tasks."""
+        """Number of candidates of all tasks."""
         return sum(len(task.costs) for task in self.tasks)
 
     @property
@@ -86,7 +86,7 @@ class TrainingSet:
 
 @dataclass(slots=True)
 class ImportReport:
-    """What became of the lines that were read."""
+    """Counts of the lines that were read, by outcome."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: list[RefusedLine] = field(default_factory=list)
@@ -112,7 +112,7 @@ def valid_records(
     with_failed: bool = False,
     dialects: Collection[str] = (DEFAULT,),
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the valid records of some dialects that have a platform, or also those of failed runs, which show what fails.
+    """Yield the records of some dialects that have a platform: the valid ones, or also those of failed runs.
 
     The rest is counted by cause.
     """
@@ -137,7 +137,7 @@ def build_sets(
     report: ImportReport,
     min_candidates: int = 2,
 ) -> dict[PlatformKind, TrainingSet]:
-    """Gather records into one training set a platform kind.
+    """Collect records into one training set per platform kind.
 
     Exact duplicates (same task, same primitives) are one candidate with the costs of all. A record with a
     primitive that the vocabulary lacks is left out and counted; so is a task with fewer candidates

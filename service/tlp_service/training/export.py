@@ -1,4 +1,4 @@
-"""From a trained network to an ONNX file that scores alike."""
+"""Exports a trained network as an ONNX file, and checks that both give the same scores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _TEMPLATES: dict[tuple[object, ...], bytes] = {}
 def export_onnx(network: ExportableNetwork, sample: Sample, path: Path) -> float:
     """Write the network as one ONNX file and prove that it scores as torch does.
 
-    torch's exporter runs once a process and architecture; further networks are written as the same file with other weights.
+    torch's exporter runs once per process and architecture. Further networks are written by replacing the weights in
+    that file.
 
     Parameters
     ----------

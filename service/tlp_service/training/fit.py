@@ -27,11 +27,11 @@ from tlp_service.training.parallel import average_gradients, rank, world_size
 
 log = logging.getLogger(__name__)
 
-#: candidates of one list when pairs are formed inside tasks
+#: Number of candidates per list if pairs are formed inside tasks.
 LIST_LENGTH = 32
 #: candidates of a task whose ranking counts
 RANKED_CANDIDATES = 16
-#: share of the steps in which the rate of one-cycle rises
+#: Share of the steps in which the learning rate of the one-cycle schedule rises.
 WARM_UP = 0.1
 #: Maximum candidates of a task by which an epoch is judged.
 JUDGED_CANDIDATES = 512
@@ -66,19 +66,20 @@ class FitSettings:
     average : float
         Factor of the exponential moving average of the weights that is judged and kept; 0 for the weights themselves.
     judge : {"quality", "pairs"}
-        By which figure of the validation tasks an epoch is judged: the mean of top-1, top-5 and pairs, or pairs alone, which swings least.
+        The validation metric that selects the best epoch: the mean of top-1, top-5 and pair accuracy, or pair accuracy
+        alone, which fluctuates least.
     patience : int
         Epochs without a better validation ranking before training stops.
     max_number : float
         Tasks whose rows hold a larger number are not trained on.
     max_candidates : int
-        Candidates a task takes part with in one epoch, drawn anew each epoch; 0 for all.
+        Maximum number of candidates per task and epoch, drawn anew each epoch; 0 for all.
     unknown_platforms : float
-        Share of the lists that are trained on as if their platform were none of the version's.
+        Share of the lists to train on as if their platform were unknown to the version.
     fewest_steps : int
-        Of few candidates, so many epochs more as come to this number of steps.
+        Minimum number of steps; with few candidates, there are more epochs to reach it.
     seed : int
-        Of initialisation, order and draws.
+        Seed of the initialisation, the order of batches and all sampling.
     """
 
     loss: Loss = "rank"
@@ -282,7 +283,7 @@ def _mine(batch: _Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def _without_platforms(
     table: Tensor, positions: Tensor, shape: torch.Size, settings: FitSettings, network: TrainableNetwork
 ) -> Tensor:
-    """Return the table, extended by rows without a platform for the lists that are drawn; their positions are changed."""
+    """Return the table with added rows without a platform, and let the drawn lists refer to them."""
     if not settings.unknown_platforms or network.platforms_from is None:
         return table
     drawn = torch.rand(shape[0], device=table.device) < settings.unknown_platforms

@@ -1,4 +1,4 @@
-"""What is exported of a network, and what every exported network looks like."""
+"""The interface of an exported network: its inputs, outputs and dynamic sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Form:
     values : str
         Name of what is read of a candidate besides its rows.
     example : tuple of Tensor
-        Arguments of ``forward``. Their dynamic sizes differ from each other and from 0 and 1, which the exporter would take for constants.
+        Arguments of ``forward``. Their dynamic sizes differ from each other and from 0 and 1, which the exporter would
+        take for constants.
     dynamic : tuple of dict
         Per argument, its dynamic dimensions.
     """

@@ -66,10 +66,10 @@ def log_mse_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the logistic loss over the pairs of each list (RankNet, Burges et al. 2005), weighted by how clear they are and how fast.
+    """Return the weighted logistic loss over the pairs of each list (RankNet, Burges et al. 2005).
 
-    The weight of a pair is the difference of its log labels, at most 1, times the larger label: runs that differ by noise only hardly
-    count, nor do those that are both slow, which no search asks for.
+    The weight of a pair is the difference of its log labels, at most 1, times the larger label. So a pair that differs
+    only by noise hardly counts, nor does a pair of two slow candidates, whose order is irrelevant to a search.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def pair_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def validity_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of scores, as log odds of a valid run, against labels of 1 and 0, padding (NaN) left out."""
+    """Return the cross-entropy of scores (log odds of a valid run) against labels of 1 and 0; NaN is padding."""
     is_real = torch.isfinite(labels)
     return nn.functional.binary_cross_entropy_with_logits(scores[is_real], labels[is_real])
 

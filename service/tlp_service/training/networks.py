@@ -28,7 +28,7 @@ from tlp_service.versions.manifest import Manifest, Network, Validity
 
 log = logging.getLogger(__name__)
 
-#: Tasks that what a network knew before counts for, see `adapt`.
+#: Weight of the network's initial weights in `adapt`, as a number of tasks.
 _KNOWN_TASKS = 3
 #: candidates from which the score map is made, and by which the export is checked
 SAMPLED, CHECKED = 4096, 2048
@@ -36,24 +36,24 @@ SAMPLED, CHECKED = 4096, 2048
 
 @dataclass(frozen=True, slots=True)
 class KindTraining:
-    """What is trained for a platform kind.
+    """The training of the networks of a platform kind.
 
     Parameters
     ----------
     kind : {"cpu", "gpu"}
         The platform kind.
     preset : Preset
-        What to train.
+        The model to train.
     settings : FitSettings
-        How.
+        The settings for training.
     train, validation, test : TrainingSet
-        Tasks to learn from, to choose the epoch by, and for the figures.
+        Tasks to train on, to choose the best epoch by, and to compute the reported metrics on.
     source : (Network, Path) or None
-        Network to begin from, and its file.
+        Network to start from, and its file.
     device : str
-        Of torch.
+        Name of the torch device.
     checkpoint : Path or None
-        Folder that keeps the progress.
+        Folder of the checkpoints.
     serves : str or None
         The one platform that the network is for.
     learns_validity : bool
@@ -121,7 +121,7 @@ class KindTraining:
             source = (of_version, self.source[1].parent / known.file)
         name = f"{self.kind}-validity"
         network = preset.network(train, settings, source)
-        # The last epoch counts: which one orders a few held-out tasks best says nothing of how far its chances can be trusted.
+        # The last epoch is kept, since ranking a few held-out tasks best does not mean well-calibrated probabilities.
         nothing = dataclasses.replace(train, tasks=())
         fitted = fit(network, train, nothing, settings, self.device, name, self._progress(name))
         network = fitted.network.cpu()
@@ -180,10 +180,11 @@ def adapt(
     label: str = "",
     checkpoint: Path | None = None,
 ) -> Fit:
-    """Fine-tune a network as `fit` does, and mix its weights with those that it began with, the more of these the fewer tasks it has learned from.
+    """Fine-tune a network as `fit` does, and interpolate between its initial and its fine-tuned weights.
 
-    Fine-tuned on two tasks alone a network forgets what holds for all others; between the weights before and after lie networks that
-    keep nearly all of both (Wortsman et al. 2022, arXiv 2109.01903). The share of the new ones is n / (n + 3) for n tasks.
+    A network that is fine-tuned on two tasks alone forgets the others (catastrophic forgetting). Networks between the
+    initial and the fine-tuned weights perform nearly as well on both (Wortsman et al. 2022, arXiv 2109.01903).
+    The share of the fine-tuned weights is n / (n + 3) for n tasks.
     """
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     fitted = fit(network, train, validation, settings, device, label, checkpoint)

@@ -43,7 +43,10 @@ def processes(device: str) -> Iterator[str]:
 
 
 def average_gradients(network: nn.Module) -> None:
-    """Replace each gradient by its mean over the processes; a weight that took no part, such as another platform's head, has one of 0."""
+    """Replace each gradient by its mean over the processes.
+
+    A weight that took no part, such as another platform's head, counts with a gradient of 0.
+    """
     for parameter in network.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

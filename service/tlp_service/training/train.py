@@ -74,8 +74,8 @@ class TrainCommand:
     kinds : tuple of str
         Platform kinds to train a network for, where there are records.
     source : Path or None
-        Folder of a version to begin from. Each platform that there are records of gets a network of its own, which begins as the
-        version's for it; all others stay as they are.
+        Folder of a version to fine-tune. Each platform with records gets a network of its own, which starts from the
+        version's network for that platform; all other networks are kept.
     share : dict
         Platform -> share of the candidates of its tasks that is trained on; 1 where nothing is said.
     split : {"workload", "source"}

@@ -9,7 +9,7 @@ import numpy as np
 from tlp_service.ranking.ranking import Ranking
 from tlp_service.training.dataset import TrainingSet, TrainingTask
 
-#: Cost of a failed run, in seconds: that which TVM writes. The label of one is 1e-10 then, and that of a run that went well 1.
+#: Cost of a failed run in seconds, as TVM writes it. It gives a failed run the label 1e-10; a valid run has 1.
 _FAILED_S = 1e10
 
 
@@ -26,7 +26,8 @@ def has_failures(training_set: TrainingSet) -> bool:
 def validity_figures(ranking: Ranking, tested: TrainingSet) -> dict[str, float]:
     """Return what a model card says, from the ranking of a `validity_set`.
 
-    Pairs with different costs are those of a valid and a failed candidate of one task, so their accuracy is the area under the ROC curve.
+    A pair with different costs has one valid and one failed candidate of a task, so the pair accuracy is the area
+    under the ROC curve.
     """
     with_both = sum(len(task.failed) > 0 for task in tested.tasks)
     return {"auc": ranking.pair_accuracy, "tasks": with_both}

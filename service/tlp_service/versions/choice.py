@@ -1,4 +1,4 @@
-"""Which network of a version scores a request."""
+"""Selects the network of a version that scores a request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tlp_client.tasks import PlatformKind, platform_kind, target_names
 from tlp_service.errors import InvalidBody, UnknownName
 from tlp_service.versions.manifest import Manifest, Network
 
-#: What a target may state in place of a device: a kind, or what TVM writes where it was told none.
+#: Values of a target's device attributes that name no device: a platform kind, or TVM's placeholders.
 _NO_DEVICES = frozenset([*get_args(PlatformKind), "unknown", "generic"])
 
 
 def contradiction(manifest: Manifest, platform: str | None, target: str) -> str | None:
-    """Return how a platform and a target contradict each other, or None where they don't or nobody can tell."""
+    """Return how a platform and a target contradict each other; None if they do not, or if one is unknown."""
     kind = platform_kind(target)
     kinds = {n.platform_kind for n in manifest.networks if platform is not None and n.scores(platform)}
     if kind is None or not kinds or kind in kinds:
@@ -30,9 +30,9 @@ class Choice:
     Parameters
     ----------
     network : Network
-        One of the version's.
+        A network of the version.
     platform : str or None
-        For which of the platforms that the network tells apart; None if it is for none of them.
+        The platform to score for, if the network was trained on it; else None.
     """
 
     network: Network
@@ -40,11 +40,11 @@ class Choice:
 
 
 def choose_network(manifest: Manifest, platform: str | None, target: str) -> Choice:
-    """Return the network and platform of a request, by what the caller states first and by the target second.
+    """Return the network and platform of a request: by its stated platform if it has one, else by its target.
 
     Many devices share one target string (K80 and V100 do), so a stated platform decides. ``cpu`` and ``gpu``
-    are platforms, too: any hardware of the kind. What was measured under these names teaches a network for requests that state them,
-    and for no others: who states nothing, or states what the version does not know, may have any hardware.
+    are platforms, too, and mean any hardware of the kind. Measurements under these names train a network that scores
+    only requests that state them, since a request without a known platform may come from any hardware.
 
     Raises
     ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-#: Class of an error without a number, as fsspec's file systems raise them -> what it means; the first that fits.
+#: Class of an error without errno, as fsspec's file systems raise them -> its description. The first match counts.
 _CAUSES: dict[type[OSError], str] = {
     PermissionError: "permission denied",
     FileNotFoundError: "a file or folder is missing",
@@ -15,7 +15,7 @@ _CAUSES: dict[type[OSError], str] = {
 
 
 def cause_of(error: OSError) -> str:
-    """Return what is wrong with a registry; the error itself is for the log."""
+    """Return a description of a registry's fault for clients; the error itself is only logged."""
     if error.errno is not None:
         return os.strerror(error.errno)
     causes = (cause for kind, cause in _CAUSES.items() if isinstance(error, kind))
@@ -23,7 +23,7 @@ def cause_of(error: OSError) -> str:
 
 
 def without_folder(text: str, folder: Path) -> str:
-    """Return a text about a version in which its folder is named by its last part only."""
+    """Shorten the path of a version's folder in a text to its last part."""
     parents = {str(folder.parent), str(folder.parent.absolute())} - {".", "/"}
     for parent in sorted(parents, key=len, reverse=True):
         text = text.replace(f"{parent}/", "")

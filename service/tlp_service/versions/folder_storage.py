@@ -25,7 +25,8 @@ _LOCK_S = 60.0
 #: Age in seconds at which a temporary file or folder counts as left over.
 _ABANDONED_S = 86_400
 
-#: Names of the temporary files of `write_version`, `FolderStorage.remove` and `FolderStorage.change`. Other hidden files belong to other programs.
+#: Names of the temporary files of `write_version`, `FolderStorage.remove` and `FolderStorage.change`.
+#: Other hidden files belong to other programs.
 _ASIDE = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{12}|active)-[a-z0-9_]{8}")
 
 
@@ -40,14 +41,14 @@ class FolderStorage(RegistryStorage):
         return [p.parent.name for p in self._path.glob(f"*/{MANIFEST}") if not p.parent.name.startswith(".")]
 
     def read(self, name: str) -> bytes | None:
-        """Return a file, or None."""
+        """Return the contents of a file; None if it does not exist."""
         try:
             return read_bounded(self._path / name, MAX_DOCUMENT_BYTES, name)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def change(self, make: Callable[[bytes | None], bytes | None]) -> None:
-        """Replace the document under a lock, aside and then renamed: whoever reads sees the old or the new one."""
+        """Replace the document atomically under a lock, so that a reader gets either the old or the new one."""
         with self._locked():
             made = make(self.read(ACTIVE))
             if made is None:
@@ -64,7 +65,7 @@ class FolderStorage(RegistryStorage):
                     raise
 
     def put(self, source: Path, manifest: Manifest) -> None:
-        """Copy a version aside, then rename it."""
+        """Copy a version to a temporary folder, then rename it."""
         with self._locked():
             target = self._path / manifest.version
             names = [name for network in manifest.networks for name in network.files]

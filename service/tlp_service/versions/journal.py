@@ -1,4 +1,4 @@
-"""What a registry remembers besides its versions: which one serves, which ones did, and which may not."""
+"""The registry's journal: the active version, the history of activations, and marks on versions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tlp_service.errors import BadVersion
 
 FORM = 1
 
-#: Activations that are remembered.
+#: Maximum number of activations in the history.
 _MAX_ACTIVATIONS = 200
 
-#: Number of latest marks that keep their figures; earlier ones keep state and reason only. So the document stays small even if
-#: nothing is ever pruned.
+#: Number of latest marks that keep their figures; earlier ones keep state and reason only.
+#: So the document stays small even if no version is ever pruned.
 _MAX_MARKS_WITH_FIGURES = 100
 
 #: Maximum characters of a mark's reason, which may contain an error of another program.
@@ -24,7 +24,7 @@ _MAX_REASON = 2000
 
 
 class Activation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A version that began to serve.
+    """The activation of a version.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ class Activation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at : str
         UTC time, ISO 8601.
     by, reason : str
-        Who wanted it, and why.
+        The person or program that activated the version, and the reason.
     is_return : bool
-        Whether it was a return to what had served before.
+        Whether the activation was a roll-back.
     """
 
     version: str
@@ -46,16 +46,16 @@ class Activation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a version may not serve.
+    """A mark that keeps a version from serving.
 
     Parameters
     ----------
     state : {"rejected", "failed"}
-        The gate refused it, or a server could not load it.
+        ``rejected``: the gate rejected the version. ``failed``: a server could not load it.
     reason, at : str
-        Why, and when.
+        The reason, and the UTC time in ISO 8601.
     figures : dict
-        What the gate measured.
+        The gate's comparisons.
     """
 
     state: Literal["rejected", "failed"]
@@ -70,13 +70,13 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Parameters
     ----------
     form : int
-        Version of this document's form.
+        Version of the document's format.
     active : str or None
         The version that serves.
     history : list of Activation
-        Oldest first.
+        Activations, the oldest first.
     marks : dict
-        Version -> why it may not serve.
+        Version -> the mark that keeps it from serving.
     """
 
     form: int = FORM
@@ -86,12 +86,12 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no entries: the registry is new, or can't be seen any more."""
+        """Whether the journal has no entries, since the registry is new or its files have disappeared."""
         return self.active is None and not self.history and not self.marks
 
     @classmethod
     def decode(cls, encoded: bytes | None) -> Journal:
-        """Read the document; without one nothing serves yet.
+        """Decode the document; None gives an empty journal.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     def activated(self, activation: Activation) -> Journal:
-        """Return the journal after a version began to serve; a mark that it had is overruled."""
+        """Return the journal after an activation, without the mark of the activated version."""
         history = [*self.history, activation][-_MAX_ACTIVATIONS:]
         marks = {version: mark for version, mark in self.marks.items() if version != activation.version}
         return Journal(FORM, activation.version, history, marks)
@@ -139,9 +139,9 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [version for version in named if version is not None][:count]
 
     def earlier(self) -> Iterator[str]:
-        """Yield what served before the active version, latest first.
+        """Yield the versions that served before the active one, latest first.
 
-        What was returned from is not among it, so that a second return goes one further back instead of forth.
+        Versions that were rolled back are left out, so a second roll-back goes one further back, not forth.
         """
         served: list[str] = []
         for entry in self.history:
@@ -153,5 +153,5 @@ class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def now() -> str:
-    """Return the time as the journal has it."""
+    """Return the current time in the journal's format."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

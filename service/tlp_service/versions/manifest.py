@@ -1,7 +1,7 @@
 """The manifest of a model version: everything needed to score with it, and where it came from.
 
-A version is a folder with ``manifest.json`` and one ONNX file a platform kind, or a platform where each has a head of its own. It is immutable; its name
-contains a hash of its networks.
+A version is a folder with ``manifest.json`` and one ONNX file per platform kind, or per platform if each platform has
+a network of its own. It is immutable; its name contains a hash of its networks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 #: Maximum bytes of a manifest or of ``active.json``. A manifest of 100 platforms has about 100 kB.
 MAX_DOCUMENT_BYTES = 32 << 20
 
-#: Maximum bytes of an ONNX file. The networks of this release are a hundredth of that.
+#: Maximum bytes of an ONNX file, about a hundred times the size of this release's networks.
 MAX_NETWORK_BYTES = 512 << 20
 
 #: Maximum networks of a version. The trainer makes at most 64.
@@ -49,14 +49,16 @@ class ScoreMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Validity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The network that tells how likely a candidate is to build and run; it reads what the one beside it reads.
+    """A network that predicts whether a candidate builds and runs, from the inputs of the `Network` that holds it.
+
+    Its raw score is the log odds of a valid run.
 
     Parameters
     ----------
     file, sha256, architecture
-        As of `Network`. Its raw score is the log odds of a valid run.
+        As in `Network`.
     metrics : dict
-        Area under the ROC curve inside held-out tasks, and of how many.
+        Area under the ROC curve inside held-out tasks, and the number of these tasks.
     """
 
     file: str
@@ -66,32 +68,33 @@ class Validity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ONNX file of a version, of a platform kind or of one platform: what it reads, what it was trained on, how well it ranks.
+    """One ONNX file of a version, for a platform kind or for one platform, with its inputs, training data and metrics.
 
     Parameters
     ----------
     platform_kind : {"cpu", "gpu"}
-        The kind of target whose candidates it scores.
+        The kind of target whose candidates the network scores.
     file, sha256 : str
-        File beside the manifest, and its digest.
+        Name of the file in the version's folder, and its digest.
     features : str
-        Name of its family, see `tlp_service.families`: what it reads is fixed by this name and the platform kind.
+        Name of the model family, see `tlp_service.families`. The name and the platform kind determine the inputs.
     steps, row_width : int
-        Rows that it reads of a candidate, and numbers of a row.
+        Number of rows per candidate, and of values per row.
     platforms : list of str
-        Platforms it was trained on; where it tells them apart, each by its number here. Those of all networks of a kind begin alike.
+        The platforms that the network was trained on. Its position here is a platform's number, if the network
+        distinguishes platforms. The lists of all networks of a kind begin alike.
     serves : str or None
-        The one platform that it scores, of those that it tells apart; None for a network that scores all of `platforms`.
+        The only platform that the network scores; None for a network that scores all of `platforms`.
     score_map : ScoreMap
-        From raw to served score.
+        The function from raw to served scores.
     trained_on : dict
-        Counts of tasks and candidates a part of the split.
+        Numbers of tasks and candidates in each part of the split.
     metrics : dict
-        Ranking of the held-out tasks, beside that of random scores.
+        Ranking metrics on the held-out tasks, together with those of random scores.
     architecture : dict
-        Sizes of the network, to build it again from its weights.
+        Sizes of the network, needed to rebuild it from its weights.
     validity : Validity or None
-        Tells what will fail, where it was trained on runs that did.
+        The network that predicts failures, if it was trained on failed runs.
     """
 
     platform_kind: PlatformKind
@@ -109,35 +112,35 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serves: str | None = None
 
     def scores(self, platform: str) -> bool:
-        """Return whether it is for a platform, or for all of a kind where that is named."""
+        """Return whether the network scores a platform, or every platform of a kind if given the name of a kind."""
         if self.serves is not None:
             return platform == self.serves
         return platform == self.platform_kind or platform in self.platforms
 
     @property
     def files(self) -> list[str]:
-        """Names of its files."""
+        """Names of the network's files."""
         return [self.file] + ([self.validity.file] if self.validity is not None else [])
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a version is.
+    """The description of a model version, stored as ``manifest.json``.
 
     Parameters
     ----------
     schema : int
-        Version of this document's form; `SCHEMA` is the one that this server reads.
+        Version of the document's schema; this server reads `SCHEMA`.
     model : str
-        The architecture's preset, e.g. ``published``.
+        Name of the architecture's preset, e.g. ``published``.
     version : str
         ``<model>-<12 hex digits>``, see `version_name`.
     created : str
         UTC time, ISO 8601.
     networks : list of Network
-        One a platform kind; or several, of which the first also scores the platforms of its kind that none is for, and those that serve one
-        platform take its place there.
+        The networks of each platform kind. The first one of a kind also scores platforms without a network.
+        A network that serves a single platform takes precedence for that platform.
     training : dict
-        Settings of the training, and the records it used and left out, by platform and by cause.
+        Settings of the training, and the numbers of used and excluded records by platform and by cause.
     """
 
     schema: int
@@ -149,7 +152,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_now(cls, model: str, networks: list[Network], training: dict[str, Any]) -> Manifest:
-        """Return the manifest of a version that is made now."""
+        """Return the manifest of a new version with the current time."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return cls(SCHEMA, model, version_name(model, networks), created, networks, training)
 
@@ -275,7 +278,7 @@ def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> P
         (aside / MANIFEST).write_bytes(encoded)
         aside.chmod(0o755)
         if target.exists():
-            # Encoded, for a figure that is NaN is written as null.
+            # Compared in encoded form, since NaN is written as null.
             if msgspec.json.encode(read_manifest(target).networks) != msgspec.json.encode(manifest.networks):
                 raise BadVersion(
                     f"{target} exists, and its manifest states other platforms or figures for its networks; "
@@ -293,7 +296,7 @@ def version_name(model: str, networks: Sequence[Network]) -> str:
     own_heads = len({n.platform_kind for n in networks}) < len(networks)
     decides = [
         [n.platform_kind, n.sha256, n.features, n.steps, n.row_width, msgspec.to_builtins(n.score_map)]
-        # A network with sizes of its own may read the numbers of platforms; those of the paper's sizes do not.
+        # A network with sizes of its own may read platform numbers; networks with the paper's sizes do not.
         + ([n.platforms] if n.architecture or own_heads else [])
         + ([n.validity.sha256] if n.validity is not None else [])
         + ([n.serves] if n.serves is not None else [])

@@ -28,7 +28,7 @@ from tlp_service.versions.manifest import MANIFEST, NAME, Manifest, parse_manife
 from tlp_service.versions.storage import ACTIVE
 from tlp_service.versions.storages import storage_of
 
-#: Versions that `Registry.prune` keeps: the newest, and those that served last.
+#: Number of versions that `Registry.prune` keeps: that many of the newest, and of those that served last.
 KEEP = 10
 
 
@@ -39,11 +39,11 @@ class Held:
     Parameters
     ----------
     manifest : Manifest
-        What it is.
+        Manifest of the version.
     is_active : bool
-        Whether it serves.
+        Whether the version serves.
     mark : Mark or None
-        Why it may not serve.
+        The mark that keeps the version from serving, if any.
     """
 
     manifest: Manifest
@@ -131,7 +131,7 @@ class Registry:
         except UnknownName:
             self._storage.put(source, manifest)
             return manifest.version
-        # Encoded, for a figure that is NaN is written as null.
+        # Compared in encoded form, since NaN is written as null.
         if msgspec.json.encode(present.networks) != msgspec.json.encode(manifest.networks):
             raise BadVersion(
                 f"{manifest.version} exists in the registry, and its manifest states other platforms or figures for its networks; "
@@ -140,12 +140,12 @@ class Registry:
         return manifest.version
 
     def activate(self, version: str, by: str, reason: str = "", force: bool = False) -> Journal:
-        """Let a version serve.
+        """Activate a version, so that all servers serve it.
 
         Parameters
         ----------
         force : bool
-            Whether a mark is overruled.
+            Whether to activate the version despite a mark.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Registry:
         return self._change(make)
 
     def begin(self, version: str, by: str) -> Journal:
-        """Let a version serve if none does yet."""
+        """Activate a version if no version is active yet."""
 
         def make(journal: Journal) -> Journal:
             if journal.active is not None:
@@ -177,12 +177,12 @@ class Registry:
         return self._change(make)
 
     def rollback(self, by: str, reason: str = "") -> Journal:
-        """Let the version serve that served before this one, of those that are there and not marked.
+        """Roll back to the latest earlier version that is still in the registry and not marked.
 
         Raises
         ------
         VersionRefused
-            If there is none.
+            If there is no such version.
         """
 
         def make(journal: Journal) -> Journal:
@@ -200,7 +200,7 @@ class Registry:
         reason: str,
         figures: dict[str, Any] | None = None,
     ) -> Journal:
-        """Say that a version may not serve. If it does, the one before it serves, on all servers."""
+        """Mark a version as rejected or failed; if it is active, roll back all servers to the one before it."""
 
         def make(journal: Journal) -> Journal:
             marked = journal.marked(version, Mark(state, reason, now(), figures or {}))
@@ -217,24 +217,25 @@ class Registry:
     def prune(
         self, keep: int = KEEP, recent: int = KEEP, among: Callable[[Held], bool] = lambda held: True
     ) -> list[str]:
-        """Delete versions and return their names. What can't be read as a version stays.
+        """Delete old versions and return their names; a version that cannot be read is kept.
 
         Parameters
         ----------
         keep : int
-            The newest ones that stay.
+            Number of the newest versions to keep.
         recent : int
-            The ones that served last that stay; the active one always does, and the one that a roll-back would return to.
+            Number of the versions that served last to keep. The active version and the target of a roll-back are
+            always kept.
         among : callable
-            Whether a version is considered at all. All others stay, and do not count as the newest.
+            Returns whether a version may be deleted. All others are kept, and do not count toward `keep`.
         """
-        # And no folder that only looks like one.
+        # Only readable versions are candidates, so a folder that merely looks like a version is kept.
         held = [held.manifest.version for held in self.versions() if among(held)]
         newest = held[:keep]
         pruned: list[str] = []
 
         def make(journal: Journal) -> Journal:
-            # Within the change, so that none is deleted that another one lets serve just now.
+            # Decided inside the change, so that a version that another process activates meanwhile is not deleted.
             staying = {*newest, *journal.recent(recent), journal.active, self._previous(journal)}
             pruned[:] = sorted(set(held) & set(self._storage.versions()) - staying)
             for version in pruned:

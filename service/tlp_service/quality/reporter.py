@@ -1,7 +1,6 @@
-"""Updates the figures of prediction error in a thread of its own, and reports them through Redis.
+"""Computes prediction error in a thread of its own, and reports it through Redis.
 
-Nothing here delays the storing of measurements: neither a candidate that takes a minute to score, nor a registry that does not
-answer, nor an exception.
+This thread never delays the recorder, even if scoring takes a minute, the registry hangs or an exception is raised.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from tlp_service.measurements.recorder import Moved
+from tlp_service.measurements.recorder import BatchResult
 from tlp_service.measurements.stream import QUALITY
 from tlp_service.quality.windows import Quality
 
@@ -26,23 +25,23 @@ log = logging.getLogger(__name__)
 _QUALITY_S = 3600
 #: Seconds between two reports.
 _REPORT_S = 5.0
-#: Maximum number of measurements that wait to be included in the figures; beyond it the oldest batches are dropped.
+#: Maximum number of queued measurements; beyond it, the oldest batches are dropped.
 _MAX_WAITING = 20_000
-#: Seconds that `Teller.close` waits for the thread.
+#: Seconds that `QualityReporter.close` waits for the thread.
 _END_S = 5.0
 
 
-class Teller:
+class QualityReporter:
     """A thread that includes batches in the figures, and reports the figures every few seconds.
 
-    Its errors are logged and end nothing.
+    Errors are logged, and the thread continues.
 
     Parameters
     ----------
     client : Redis
-        Client of the server that gets the reports; closed by `close`.
+        Client of the Redis server that stores the reports; closed by `close`.
     quality : Quality
-        The figures. From now on only the thread uses them.
+        The figures to update. Only the thread may use them from now on.
     clock : callable
         Returns seconds, as `time.monotonic` does.
     """
@@ -54,21 +53,22 @@ class Teller:
         self._reported_s = float("-inf")
         self._is_new = False
         self._changed = threading.Condition()
-        # Guarded by `_changed`: batches that wait, the number of their measurements, the number of dropped ones, the end.
-        self._waiting: deque[Moved] = deque()
+        # Guarded by `_changed`: queued batches, the number of their measurements, the number of dropped measurements,
+        # and whether `close` was called.
+        self._waiting: deque[BatchResult] = deque()
         self._size = self._dropped = 0
         self._is_ending = False
         # A daemon thread, so that it does not keep the process alive if it hangs.
         self._thread = threading.Thread(target=self._run, name="tlp-figures", daemon=True)
         self._thread.start()
 
-    def take(self, moved: Moved) -> None:
+    def take(self, result: BatchResult) -> None:
         """Queue a batch, which may be empty, and return at once."""
-        if not moved.records:
+        if not result.records:
             return
         with self._changed:
-            self._waiting.append(moved)
-            self._size += len(moved.records)
+            self._waiting.append(result)
+            self._size += len(result.records)
             while self._size > _MAX_WAITING and len(self._waiting) > 1:
                 count = len(self._waiting.popleft().records)
                 self._size -= count
@@ -88,7 +88,7 @@ class Teller:
 
     def _run(self) -> None:
         while True:
-            moved, dropped, is_ending = self._next()
+            result, dropped, is_ending = self._next()
             if is_ending:
                 return
             if dropped:
@@ -96,31 +96,34 @@ class Teller:
                     "prediction error leaves out %d measurements: more came than can be scored", dropped
                 )
             try:
-                self._include(moved)
+                self._include(result)
             except (RedisError, OSError) as error:
                 log.warning("prediction error can't be reported: %s", error)
             except Exception:
                 log.exception("prediction error can't be reported")
 
-    def _next(self) -> tuple[Moved | None, int, bool]:
-        """Wait for a batch or the next report; return the batch, the number of dropped measurements, and whether to end."""
+    def _next(self) -> tuple[BatchResult | None, int, bool]:
+        """Wait for a batch or the next report.
+
+        Returns the batch, the number of dropped measurements, and whether to end.
+        """
         with self._changed:
             left_s = max(0.0, self._reported_s + _REPORT_S - self._clock()) if self._is_new else None
             self._changed.wait_for(lambda: self._waiting or self._is_ending, left_s)
-            moved = self._waiting.popleft() if self._waiting else None
-            self._size -= len(moved.records) if moved is not None else 0
+            result = self._waiting.popleft() if self._waiting else None
+            self._size -= len(result.records) if result is not None else 0
             dropped, self._dropped = self._dropped, 0
-            return moved, dropped, self._is_ending
+            return result, dropped, self._is_ending
 
-    def _include(self, moved: Moved | None) -> None:
+    def _include(self, result: BatchResult | None) -> None:
         """Include a batch in the figures, and report them if a report is due."""
-        if moved is not None:
-            self._quality.take(moved.records, moved.times_s)
+        if result is not None:
+            self._quality.take(result.records, result.times_s)
             self._is_new = True
         now_s = self._clock()
         if not self._is_new or now_s - self._reported_s < _REPORT_S:
             return
-        # Noted before reporting, so that a failed report is not tried again sooner than a successful one.
+        # Set before reporting, so that the next report waits its full interval even if this one fails.
         self._reported_s = now_s
         document = self._quality.document(time.time())
         self._client.set(QUALITY, msgspec.json.encode(document), ex=_QUALITY_S)
