@@ -1,9 +1,12 @@
-"""Measurements at a fixed rate beside predict calls, without and with a trainer: what is acknowledged and stored, and p99 of predict over its idle value.
+"""Measurements at a fixed rate beside predict calls, without and with a trainer.
 
-One worker asks for scores at a fixed rate throughout. Phases take turns, so that what else the machine does falls on all of them: idle; ingest
-(workers post batches of measured records, offered at a fixed rate whatever the answers); trainer; both. The trainer is a process of its own that
-is stopped between its phases, and has work whenever it runs. After each ingest the recorder gets the time that it needs, which is printed. At the end, the most
-that is acknowledged without pacing. The workers run beside the server, with bodies that were made before.
+What is acknowledged and stored, and p99 of predict over its idle value.
+
+One worker asks for scores at a fixed rate throughout. Phases take turns, so that what else the machine does falls on
+all of them: idle; ingest (workers post batches of measured records, offered at a fixed rate whatever the answers);
+trainer; both. The trainer is a process of its own that is stopped between its phases, and has work whenever it runs.
+After each ingest the recorder gets the time that it needs, which is printed. At the end, the most that is acknowledged
+without pacing. The workers run beside the server, with bodies that were made before.
 
     .venv/bin/python benchmarks/ingest.py --out FILE
 """

@@ -1,11 +1,15 @@
-"""One predict call of a search, and a whole evolutionary search, side by side: Ansor's own cost model, its parts, the published network as it is, and the service.
+"""One predict call of a search, and a whole evolutionary search, side by side.
+
+Ansor's own cost model, its parts, the published network as it is, and the service.
 
 For 2,048 sampled states of each of three operators, all measured in turn in one run:
 
-(a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature extraction alone; (c) the padded
-network in one ONNX call; (d) in its best chunk; (e) our engine in-process, all of `published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached;
-(g) and (h) the same for `loopnest`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor: the multiply-adds over the rate of matrix products here. Then one evolutionary search of
-five generations with each cost model. The candidates are left in ``--candidates``, for the other benchmarks.
+(a) ``XGBModel.predict``, trained on 512 states with made-up costs, which cost the same as real ones; (b) its feature
+extraction alone; (c) the padded network in one ONNX call; (d) in its best chunk; (e) our engine in-process, all of
+`published`; (f) ``TLPRemoteModel.predict`` through HTTP, cold and with all scores cached; (g) and (h) the same for
+`loopnest`, which the server serves: its nests, its network; TVM's own text of the states, one by one; and the floor:
+the multiply-adds over the rate of matrix products here. Then one evolutionary search of five generations with each cost
+model. The candidates are left in ``--candidates``, for the other benchmarks.
 
     .venv-ansor/bin/python benchmarks/predict.py --server-python .venv/bin/python --candidates FOLDER --out FILE
 """
@@ -206,7 +210,8 @@ def show(name, report):
     print(f"\n{name}")
     for label, (median, shortest, longest) in sorted(calls.items()):
         print(
-            f"  {label:<28} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   a is {own / median:6.1f} x"
+            f"  {label:<28} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   a is "
+            f"{own / median:6.1f} x"
         )
     print("  " + "   ".join(f"{key}: {value:.2f}" for key, value in report["bars"].items()))
     print(
@@ -219,7 +224,8 @@ def show(name, report):
             f"in all {figures['wall_s']:.2f} s, {figures['candidates']:.0f} candidates"
         )
     print(
-        f"  predict of XGBModel is {search_['predict_ratio']:.1f} x; {100 * search_['cache_hits']:.0f} % came from the cache",
+        f"  predict of XGBModel is {search_['predict_ratio']:.1f} x; {100 * search_['cache_hits']:.0f} % came "
+        f"from the cache",
         flush=True,
     )
 

@@ -133,7 +133,10 @@ def write_linear_version(
     scale: float = 1.0,
     spoil: Callable[[onnx.ModelProto], None] = lambda model: None,
 ) -> Path:
-    """Write a version that scores the sum of the stages, with center 0, for both platform kinds; `spoil` changes its networks."""
+    """Write a version that scores the sum of the stages, with center 0, for both platform kinds.
+
+    `spoil` changes its networks.
+    """
     platforms = platforms or {"cpu": ["epyc"], "gpu": ["k80", "v100"]}
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)

@@ -42,8 +42,8 @@ async def until_in_loop(condition, seconds=HANG_S, pause_s=0.01):
 class Server:
     """A running server: `url`, and how to talk to it and end it.
 
-    The constructor waits until the server is ready, unless `wait` is False. With `hold` it scores nothing while that file exists,
-    and with `redis_wait_s` its requests wait that long for a connection to Redis, see `held_server.py`.
+    The constructor waits until the server is ready, unless `wait` is False. With `hold` it scores nothing while that
+    file exists, and with `redis_wait_s` its requests wait that long for a connection to Redis, see `held_server.py`.
     """
 
     def __init__(

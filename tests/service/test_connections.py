@@ -203,7 +203,7 @@ def test_a_body_and_the_request_behind_it_are_read_whatever_the_pieces(kind, pac
 
 
 def test_a_chunk_per_byte_leaves_the_event_loop_to_others() -> None:
-    """96 kB of such chunks were parsed in one turn, and eight of these connections made a call of others wait for seconds."""
+    """96 kB of such chunks were parsed in one turn; eight such connections made other calls wait for seconds."""
 
     async def test() -> None:
         async with serving() as served:
