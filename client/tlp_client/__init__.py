@@ -11,4 +11,4 @@ Importing this package costs nothing: no numpy, no urllib3, no TVM. The parts ar
 - ``tlp_client.ansor``      ``TLPRemoteModel``, the cost model for Ansor (needs TVM)
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
