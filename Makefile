@@ -103,8 +103,9 @@ lint: setup ## ruff, and which folder imports which
 	$(SERVICE)/bin/ruff format --check .
 	$(SERVICE)/bin/lint-imports
 
-types: setup ## mypy --strict
+types: setup ## mypy --strict on both packages, and mypy on the modules that the tests share
 	$(SERVICE)/bin/mypy
+	$(SERVICE)/bin/mypy tests/*.py
 
 clean: ## remove the environments and what the demo left
 	rm -rf $(SERVICE) $(WORKER) $(FUZZER) .demo .bench .reproduce .soak.json

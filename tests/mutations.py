@@ -2,9 +2,10 @@
 
 import copy
 import json
+from typing import Any
 
 #: Values that readers may misinterpret, or that are just out of range.
-ODD = [
+ODD: list[Any] = [
     None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 1e-320, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, 2**64,
     10**400,
     "", " ", "a", "\x00", "é", "\ud800", "\U0001f600", "a" * 5000, "9" * 400, "NaN", "-keys=cuda", "[" * 2000, "../..",
