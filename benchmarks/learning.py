@@ -25,7 +25,7 @@ from provenance import write_figures
 
 from tlp_client.tasks import canonical_workload_key, platform_kind
 from tlp_service.evaluation.evaluate import evaluate
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.learning.learn import learn
 from tlp_service.measurements.stream import Entry
 from tlp_service.quality.windows import Quality

@@ -29,7 +29,7 @@ import torch
 from provenance import write_figures
 
 from tlp_client.tasks import canonical_workload_key
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.families.loopnest.preset import LoopNestPreset, adopt
 from tlp_service.ranking.figures import figures_of, summarise
 from tlp_service.records.reader import stored_records

@@ -16,8 +16,8 @@ from serving import Server, request_of
 
 from tlp_client.wire.predict import PredictRequest, ScoreRequest
 from tlp_service.errors import BadSettings, BadVersion, InvalidBody
-from tlp_service.families import ENTRY_POINTS, _others, family_named, preset_named
 from tlp_service.families.family import Family
+from tlp_service.families.lookup import ENTRY_POINTS, _others, family_named, preset_named
 from tlp_service.inference.inputs import Inputs
 from tlp_service.inference.plan import Plan, Run
 from tlp_service.inference.score_map import map_scores
@@ -220,10 +220,10 @@ def test_a_family_of_another_package_is_trained_exported_activated_and_served(in
 
 
 def test_a_version_of_a_family_that_is_not_installed_names_those_that_are(tmp_path):
-    with pytest.raises(BadVersion, match="features: expected one of loopnest, published, got 'toy'"):
+    with pytest.raises(BadVersion, match=r"features: expected one of loopnest, published, .*got 'toy'"):
         family_named(NAME)
     with pytest.raises(
-        BadSettings, match="model: expected one of loopnest, published, published-mtl, got 'toy'"
+        BadSettings, match=r"model: expected one of loopnest, published, published-mtl, .*got 'toy'"
     ):
         preset_named(NAME)
 
@@ -241,7 +241,7 @@ def test_a_family_that_does_not_load_stops_no_other(installed, monkeypatch, capl
             *importlib.metadata.entry_points(group=ENTRY_POINTS),
         ]
     )
-    monkeypatch.setattr("tlp_service.families.entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr("tlp_service.families.lookup.entry_points", lambda group: points.select(group=group))
     assert family_named(NAME).name == NAME
     assert "the model family broken does not load" in caplog.text
 

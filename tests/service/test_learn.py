@@ -13,7 +13,7 @@ from models import write_linear_version
 from tlp_client.records import RecordParser
 from tlp_client.wire.predict import request_of
 from tlp_service.cli import main
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.learning import learn as learn_module
 from tlp_service.learning.learn import learn
 from tlp_service.learning.outcome import Outcome

@@ -19,7 +19,7 @@ from tlp_client.errors import InvalidRequest
 from tlp_client.primitives import MAX_STEPS, Primitive, read_primitive
 from tlp_client.wire.predict import read_predict
 from tlp_service.errors import BadRecords, BadVersion, InvalidBody
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.families.loopnest import features, skeleton
 from tlp_service.families.loopnest.network import LoopNestNetwork, Pieces
 from tlp_service.families.loopnest.task import (

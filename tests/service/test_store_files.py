@@ -315,7 +315,7 @@ def test_an_import_into_a_store_with_a_damaged_file_sets_it_aside(store, damaged
 @pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["empty", "bits"], indirect=True)
 def test_other_platforms_are_evaluated_and_trained_on(store, damaged, tmp_path, capsys, monkeypatch):
-    from tlp_service.families import preset_named
+    from tlp_service.families.lookup import preset_named
 
     small = {"width": 16, "blocks": 1, "members": 2, "task_hidden": 8}
     monkeypatch.setattr(type(preset_named("loopnest")), "architecture", small)

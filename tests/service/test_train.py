@@ -7,7 +7,7 @@ import pytest
 
 from tlp_client.records import RecordParser
 from tlp_service.cli import main
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.training.dataset import ImportReport, build_sets
 from tlp_service.training.fit import FitSettings, fit, rank_set

@@ -8,7 +8,7 @@ import pytest
 from tlp_client.tasks import canonical_workload_key
 from tlp_client.wire.predict import read_predict
 from tlp_service.cli import main
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.records.reader import part_of_store, stored_records
 from tlp_service.records.split import part_of
 from tlp_service.records.store import RecordStore

@@ -100,7 +100,7 @@ def _share(text: str) -> tuple[str, float]:
 def _train(arguments: argparse.Namespace) -> int:
     import dataclasses
 
-    from tlp_service.families import preset_named
+    from tlp_service.families.lookup import preset_named
     from tlp_service.records.platform_table import PlatformTable
     from tlp_service.settings import DEFAULT_MODEL
     from tlp_service.training.train import TrainCommand, train

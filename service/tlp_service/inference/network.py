@@ -90,7 +90,10 @@ class OnnxNetwork:
         """Return the name of the values, after a check of all inputs."""
         others = set(shapes) - {"rows", "positions", *self.known_names}
         if len(shapes) != 3 + len(self.known_names) or len(others) != 1:
-            raise BadVersion(f"{path}: its inputs are {', '.join(shapes)}: not a network of this form")
+            expected = ", ".join(["rows", *self.known_names, "positions"])
+            raise BadVersion(
+                f"{path}: inputs: expected {expected} and the values of candidates, got {', '.join(shapes)}"
+            )
         if not isinstance(shapes["rows"][1], int):
             raise BadVersion(f"{path}: the width of its rows is not fixed")
         return others.pop()

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tlp_client.tasks import PlatformKind
 from tlp_service.errors import BadRecords, BadSettings, BadVersion
-from tlp_service.families import preset_named
+from tlp_service.families.lookup import preset_named
 from tlp_service.learning.division import TOO_FEW, check_costs, divide
 from tlp_service.learning.gate import HeldBack, Verdict, judge
 from tlp_service.learning.outcome import Outcome, Refusal

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tlp_client.tasks import PlatformKind
 from tlp_client.wire.predict import ScoreRequest
 from tlp_service.errors import BadVersion, InvalidBody, ScoringFailed, UnknownName
-from tlp_service.families import family_named
 from tlp_service.families.family import Asked, Family
+from tlp_service.families.lookup import family_named
 from tlp_service.inference.inputs import Inputs
 from tlp_service.inference.network import Device, OnnxNetwork
 from tlp_service.inference.work import ScoringWork

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tlp_service.families import family_named
+from tlp_service.families.lookup import family_named
 from tlp_service.inference.inputs import Inputs
 from tlp_service.inference.network import Device, OnnxNetwork
 from tlp_service.inference.work import ScoringWork

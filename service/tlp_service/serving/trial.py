@@ -20,7 +20,7 @@ import msgspec
 
 from tlp_service.children import die_with_parent
 from tlp_service.errors import BadSettings
-from tlp_service.families import family_named
+from tlp_service.families.lookup import family_named
 from tlp_service.inference.network import Device
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.serving.calibration import Calibration, calibrate

@@ -50,6 +50,12 @@ class Encoder(ABC):
             Number of the task.
         indices, lengths : ndarray of int
             Distinct primitives of all candidates, one candidate after the other, and how many each has.
+
+        Notes
+        -----
+        Values are float16: whole numbers above 2,048 are rounded, and numbers above 65,504 become infinite. Scale large
+        values, or take their logarithm. The family's `Plan` must round alike, so that the network reads in a server what it was
+        trained on.
         """
 
     def labels(self, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

@@ -63,7 +63,10 @@ def export_onnx(network: ExportableNetwork, sample: Sample, path: Path) -> float
             name = initializer.name.removeprefix(_PREFIX)
             initializer.CopyFrom(numpy_helper.from_array(weights.pop(name), initializer.name))
     if weights:
-        raise BadVersion(f"the exported form holds no {', '.join(weights)}")
+        raise BadVersion(
+            f"the module of the form: expected weights named {_PREFIX}NAME, found none for {', '.join(weights)}; "
+            "hold the network as the module's attribute 'network', and use all of its weights in forward"
+        )
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
     return check_equal(network, sample, path)

@@ -277,7 +277,10 @@ def write_version(folder: Path, manifest: Manifest, files: dict[str, Path]) -> P
         if target.exists():
             # Encoded, for a figure that is NaN is written as null.
             if msgspec.json.encode(read_manifest(target).networks) != msgspec.json.encode(manifest.networks):
-                raise BadVersion(f"{target} exists with other networks; a version is immutable")
+                raise BadVersion(
+                    f"{target} exists, and its manifest states other platforms or figures for its networks; "
+                    "a version is immutable, so write to another folder"
+                )
         else:
             os.replace(aside, target)
     finally:

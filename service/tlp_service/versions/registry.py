@@ -123,7 +123,7 @@ class Registry:
         Raises
         ------
         BadVersion
-            If the source is damaged, or its name is taken by other networks.
+            If the source is damaged, or the registry holds another manifest under its name.
         """
         manifest = read_manifest(source)
         try:
@@ -133,7 +133,10 @@ class Registry:
             return manifest.version
         # Encoded, for a figure that is NaN is written as null.
         if msgspec.json.encode(present.networks) != msgspec.json.encode(manifest.networks):
-            raise BadVersion(f"{manifest.version} exists with other networks; a version is immutable")
+            raise BadVersion(
+                f"{manifest.version} exists in the registry, and its manifest states other platforms or figures for its networks; "
+                "a version is immutable, so publish to another registry"
+            )
         return manifest.version
 
     def activate(self, version: str, by: str, reason: str = "", force: bool = False) -> Journal:
