@@ -3,6 +3,7 @@ PYTHON ?= python3
 SERVICE := .venv
 WORKER := .venv-ansor
 FUZZER := .venv-fuzz
+OTHER = .venv-$(notdir $(PYTHON))
 TRIALS ?= 128
 SEEDS ?= 0 1 2
 FEW_SEEDS ?= 0 1
@@ -12,7 +13,7 @@ SEED ?= 0
 RESULTS := benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast soak fuzz lint types bench bench-long reproduce learning results clean
+.PHONY: help setup demo test test-fast test-python coverage soak fuzz lint types bench bench-long reproduce learning results clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -27,7 +28,7 @@ $(SERVICE)/.made: pyproject.toml requirements/service.txt
 
 $(WORKER)/.made: pyproject.toml requirements/worker.txt
 	$(PYTHON) -m venv $(WORKER)
-	$(WORKER)/bin/python -m pip install -q -c requirements/worker.txt -e '.[ansor]' pytest pytest-timeout
+	$(WORKER)/bin/python -m pip install -q -c requirements/worker.txt -e '.[ansor]' pytest pytest-timeout coverage
 	touch $@
 
 demo: setup ## two workers tune three operators with real Ansor through the service, which learns meanwhile; JSON=file gets the figures
@@ -38,6 +39,19 @@ test: setup ## run all tests: the service's, then the worker's with real TVM
 
 test-fast: setup ## run the tests that take no TVM, no training and no more than about a second each; about a minute
 	$(SERVICE)/bin/python -m pytest tests --ignore=tests/worker -m 'not training and not slow'
+
+# Processes of both environments write a file each; a failed test does not keep the report from being printed.
+coverage: setup ## run all tests under coverage, child processes included, and fail below the floor of pyproject.toml
+	rm -rf .coverage && mkdir .coverage
+	$(SERVICE)/bin/python -m coverage run -m pytest tests --ignore=tests/worker; service=$$?; \
+	$(WORKER)/bin/python -m coverage run -m pytest tests/worker; worker=$$?; \
+	$(SERVICE)/bin/python -m coverage combine -q && $(SERVICE)/bin/python -m coverage report && exit $$((service + worker))
+
+# An environment per interpreter. The pins are those of Python 3.11, so only interpreters that all of them support get these.
+test-python: ## run the fast tests on another interpreter: PYTHON=python3.12
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install -q $(if $(findstring 3.10,$(PYTHON)),,-c requirements/service.txt) -e '.[service,cpu,train,dev]'
+	$(OTHER)/bin/python -m pytest tests --ignore=tests/worker -m 'not training and not slow'
 
 soak: setup ## two hours of mixed load on one server: memory and latency, one line per minute; SECONDS=7200
 	$(SERVICE)/bin/python tests/chaos/soak.py --seconds $(SECONDS) --out .soak.json
@@ -103,8 +117,9 @@ lint: setup ## ruff, and which folder imports which
 	$(SERVICE)/bin/ruff format --check .
 	$(SERVICE)/bin/lint-imports
 
-types: setup ## mypy --strict
+types: setup ## mypy --strict on both packages, and mypy on the modules that the tests share
 	$(SERVICE)/bin/mypy
+	$(SERVICE)/bin/mypy tests/*.py
 
 clean: ## remove the environments and what the demo left
-	rm -rf $(SERVICE) $(WORKER) $(FUZZER) .demo .bench .reproduce .soak.json
+	rm -rf $(SERVICE) $(WORKER) .venv-python3* .coverage $(FUZZER) .demo .bench .reproduce .soak.json

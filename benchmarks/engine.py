@@ -2,8 +2,11 @@
 
 All use the same candidates and weights, in one run.
 
-Reads candidates that ``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind. With ``--follow`` it takes one
-measurement for each line of its input and prints it as JSON, so that another benchmark can measure in turn with it.
+The same candidates and weights, in one run.
+
+Reads candidates that ``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind. With
+``--follow`` it takes one measurement for each line of its input and prints it as JSON, so that another benchmark can
+measure in turn with it.
 
     .venv/bin/python benchmarks/engine.py FOLDER/0.json
 """
@@ -82,7 +85,8 @@ class Padded:
 class Floor:
     """The seconds that the multiply-adds of the candidates take at the rate of matrix products of this network's width.
 
-    The rate is that of ONNX Runtime with as many single threads as there are CPUs, which is the best that we found here.
+    The rate is that of ONNX Runtime with as many single threads as there are CPUs, which is the best that we found
+    here.
     """
 
     WIDTH, LAYERS = 256, 16

@@ -38,7 +38,8 @@ from tlp_service.training.train import TrainCommand, train
 from tlp_service.versions.registry import Registry
 
 SHARES = (0.01, 0.05, 0.2, 1.0)
-#: Shares of the records that have come in at each step, and of those that came in since the last one the share that is poisoned.
+#: Shares of the records that have come in at each step, and of those that came in since the last one the share that is
+#: poisoned.
 POISON = ((0.3, 0.0), (0.4, 0.2), (0.5, 0.2), (0.6, 1.0), (0.7, 1.0))
 RESAMPLES = 1000
 
@@ -82,7 +83,7 @@ class Farm:
         self.registry.activate(self.registry.publish(version), by="benchmark")
 
     def receive(self, share, poisoned=0.0):
-        """Take records in until so many of all have come, some with costs that are shuffled inside their tasks; return them."""
+        """Take in records until so many have come, some with costs shuffled inside their tasks; return them."""
         count = round(share * len(self._order))
         rows = self._rows.take(np.sort(self._order[self._came : count]))
         self._came = count
@@ -141,7 +142,10 @@ def worse(before, after):
 def shown(tasks):
     summary = summarise(tasks)
     top, pairs = summary["top1_mean"], summary["pair_accuracy"]
-    return f"top-1 {top.value:.3f} ({top.low:.2f}-{top.high:.2f}) pairs {pairs.value:.3f} ({pairs.low:.2f}-{pairs.high:.2f})"
+    return (
+        f"top-1 {top.value:.3f} ({top.low:.2f}-{top.high:.2f}) pairs {pairs.value:.3f} "
+        f"({pairs.low:.2f}-{pairs.high:.2f})"
+    )
 
 
 def trained(store, out, kind, without, seed):
@@ -175,7 +179,8 @@ def curve(store, target, seed, folder):
         changed = [p for p, tasks in others.items() if tasks != frozen[p]]
         print(
             f"{share:<12.0%}{shown(now[target])}  {closed(frozen, everything, now, target)}; "
-            f"{'accepted' if outcome.is_accepted else 'rejected'}; other platforms changed: {len(changed)} of {len(others)}, "
+            f"{'accepted' if outcome.is_accepted else 'rejected'}; other platforms changed: {len(changed)} of "
+            f"{len(others)}, "
             f"worse: {worse({p: frozen[p] for p in others}, others) or 'none'}",
             flush=True,
         )
@@ -222,8 +227,10 @@ def poison(store, target, seed, folder):
         after = farm.figures()
         faults = worse(before, after) if outcome.is_accepted else []
         print(
-            f"{share:>4.0%}, {poisoned:>4.0%} poisoned   {shown(after[target])}  {'accepted' if outcome.is_accepted else 'rejected'}, "
-            f"worse than before: {faults or 'none'}; pair accuracy that the service tells {told.get('pair_accuracy') or float('nan'):.3f}, "
+            f"{share:>4.0%}, {poisoned:>4.0%} poisoned   {shown(after[target])}  "
+            f"{'accepted' if outcome.is_accepted else 'rejected'}, "
+            f"worse than before: {faults or 'none'}; pair accuracy that the service tells "
+            f"{told.get('pair_accuracy') or float('nan'):.3f}, "
             f"drifting: {told.get('drifting')}",
             flush=True,
         )

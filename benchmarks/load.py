@@ -2,8 +2,10 @@
 
 Reports throughput, latency, fairness and memory.
 
-The callers run beside the server, with bodies that were made before: what a worker itself needs for a call is left out. Reads candidates that
-``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind.
+Throughput, latency, fairness and memory with 1 to 64 workers, a small caller beside large ones, overload, and idle.
+
+The callers run beside the server, with bodies that were made before: what a worker itself needs for a call is left out.
+Reads candidates that ``benchmarks/predict.py --candidates FOLDER`` left, or any tuning log of one platform kind.
 
     .venv/bin/python benchmarks/load.py FOLDER/0.json --out FILE
 """

@@ -1,7 +1,8 @@
 """Compare our record parser with TVM's: which lines each accepts, whether they read alike, and how fast ours is.
 
-Reads every log below a folder with TVM's ``RecordReader`` and with ours. Where TVM stops at a line it cannot read, its lines are
-given to it one by one. Speed is a ratio against ``json.loads`` of the same lines, in the same run on one core.
+Reads every log below a folder with TVM's ``RecordReader`` and with ours. Where TVM stops at a line it cannot read, its
+lines are given to it one by one. Speed is a ratio against ``json.loads`` of the same lines, in the same run on one
+core.
 
     .venv-ansor/bin/python benchmarks/parse_logs.py FOLDER… --out FILE
 """

@@ -75,7 +75,10 @@ def _random(figures: dict[str, Any]) -> int:
 
 
 def _prediction_error(axes: Any, figures: dict[str, Any]) -> None:
-    """Draw how fast the candidates of each fifth really were. Scores are ordinal, so the fifths stand at equal distances."""
+    """Draw how fast the candidates of each fifth really were.
+
+    Scores are ordinal, so the fifths stand at equal distances.
+    """
     for versions in figures["quality"].values():
         for version, found in versions.items():
             if found["calibration"]:

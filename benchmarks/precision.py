@@ -1,8 +1,8 @@
 """What INT8 would give and cost: speed beside float32 in one run, and whether it ranks measured records alike.
 
-Quantizes the wide products after the attention (per channel, activations by the range seen over the same records, which favours INT8) with
-ONNX Runtime's own tool, and scores a tuning log of measured records with both. A version may be served in INT8 only if Kendall's tau
-against float32 inside tasks is at least 0.99 and the top-5 score is the same.
+Quantizes the wide products after the attention (per channel, activations by the range seen over the same records, which
+favours INT8) with ONNX Runtime's own tool, and scores a tuning log of measured records with both. A version may be
+served in INT8 only if Kendall's tau against float32 inside tasks is at least 0.99 and the top-5 score is the same.
 
     .venv/bin/python benchmarks/precision.py tests/data/measured.json
 """

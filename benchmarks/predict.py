@@ -211,7 +211,8 @@ def show(name, report):
     print(f"\n{name}")
     for label, (median, shortest, longest) in sorted(calls.items()):
         print(
-            f"  {label:<28} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   a is {own / median:6.1f} x"
+            f"  {label:<28} {1e3 * median:7.0f} ms ({1e3 * shortest:.0f}-{1e3 * longest:.0f})   a is "
+            f"{own / median:6.1f} x"
         )
     print("  " + "   ".join(f"{key}: {value:.2f}" for key, value in report["bars"].items()))
     print(
@@ -224,7 +225,8 @@ def show(name, report):
             f"in all {figures['wall_s']:.2f} s, {figures['candidates']:.0f} candidates"
         )
     print(
-        f"  predict of XGBModel is {search_['predict_ratio']:.1f} x; {100 * search_['cache_hits']:.0f} % came from the cache",
+        f"  predict of XGBModel is {search_['predict_ratio']:.1f} x; {100 * search_['cache_hits']:.0f} % came "
+        f"from the cache",
         flush=True,
     )
 

@@ -1,7 +1,7 @@
 """How benchmarks write their figures: one JSON file with the command, date, version, commit and machine beside them.
 
-``benchmarks/results_page.py`` makes `docs/results.md` of the files in ``benchmarks/results``. Needs only the standard library,
-since benchmarks run in both environments.
+``benchmarks/results_page.py`` makes `docs/results.md` of the files in ``benchmarks/results``. Needs only the standard
+library, since benchmarks run in both environments.
 """
 
 import datetime
@@ -59,7 +59,10 @@ def _without_folders(argument):
 
 
 def commit():
-    """Return the commit of the working tree, with ``+`` if tracked files differ from it; None outside of a repository."""
+    """Return the commit of the working tree, with ``+`` if tracked files differ from it.
+
+    Outside of a repository it returns None.
+    """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

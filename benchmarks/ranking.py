@@ -1,12 +1,16 @@
 """Compares how well loopnest, TLP's network and xgboost rank candidates of unseen tasks, on the same split, in one run.
 
-``platforms``  every platform: train on a store's train part, stop by its validation part, rank its test part; mean over seeds.
-``folds``      five folds by task over the records measured for this project, beside models on Ansor's own features; the last epoch counts.
-``few``        a new platform from few of its records: alone from a share, alone from all, and from the share by a network that was trained
-               on the other platforms, as `tlp train --from` does.
+Loopnest, TLP's network, xgboost, all on the same split, in one run.
 
-TLP's network is the published one, trained with the published rank loss, rate and batch, on lists inside tasks and for as many epochs as
-two cores allow (`PUBLISHED_FIT`). Prints tables; ``--out`` gets all figures as JSON.
+``platforms``  every platform: train on a store's train part, stop by its validation part, rank its test part; mean over
+               seeds.
+``folds``      five folds by task over the records measured for this project, beside models on Ansor's own features; the
+               last epoch counts.
+``few``        a new platform from few of its records: alone from a share, alone from all, and from the share by a
+               network that was trained on the other platforms, as `tlp train --from` does.
+
+TLP's network is the published one, trained with the published rank loss, rate and batch, on lists inside tasks and for
+as many epochs as two cores allow (`PUBLISHED_FIT`). Prints tables; ``--out`` gets all figures as JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ def train_network(name, train, validation, seed, **changes):
 
 
 def train_xgboost(train, seed):
-    """Return the score function of trees on the published rows of a candidate, laid flat, that predict its log speed."""
+    """Return the score function of trees that predict log speed from a candidate's flattened published rows."""
     import xgboost
 
     def flat(task):
@@ -246,7 +250,7 @@ class AnsorFeatures:
         return train, [task for n, task in self.tasks.items() if n % FOLDS == fold]
 
     def trees(self, xgboost, fold, seed):
-        """Return figures of xgboost on sum and largest value over the stores (Ansor's model, with its sum of stores)."""
+        """Return figures of xgboost on sum and maximum over the stores (Ansor's model, with its sum of stores)."""
 
         def flat(task):
             return np.stack([np.concatenate([s.sum(0), s.max(0)]) for s in task[1]])
@@ -257,7 +261,10 @@ class AnsorFeatures:
         return [figures_of("", key, score((key, stores, costs)), costs) for key, stores, costs in test]
 
     def mlp(self, fold, seed, epochs=30):
-        """Return figures of TenSet's MLP: stores are encoded, added up, decoded; LambdaRank inside tasks (Zheng et al. 2021)."""
+        """Return figures of TenSet's MLP.
+
+        Stores are encoded, added up, decoded; LambdaRank inside tasks (Zheng et al. 2021).
+        """
         from tlp_service.training.losses import rank_loss
 
         torch.manual_seed(seed)
@@ -324,7 +331,7 @@ def few(store, seeds, targets):
 
 
 def adapted(others, own, seed):
-    """Return the score function of a network that was trained on other platforms and then, as one of its own, on a platform's records."""
+    """Return the score function of a network that was trained on other platforms, then fine-tuned on this one."""
     (platform,) = own.platforms
     preset, nothing = preset_named("loopnest"), tasks_where(own, lambda task: False)
     settings = dataclasses.replace(preset.settings, seed=seed)
@@ -335,7 +342,7 @@ def adapted(others, own, seed):
 
 
 def show_few(found):
-    """Print the figures of each target, their means, and the share of the gap between them that the other platforms close."""
+    """Print each target's figures, their means, and the share of the gap that the other platforms close."""
     means = defaultdict(list)
     for target, ways in found.items():
         cells = []
@@ -357,7 +364,10 @@ def show_few(found):
 
 
 def rows_of(found):
-    """Return a row per platform and model: tasks, seeds, and (value, low, high) of each figure as means over the seeds."""
+    """Return a row per platform and model.
+
+    A row has tasks, seeds, and (value, low, high) of each figure as means over the seeds.
+    """
     rows = []
     for model, by_seed in found.items():
         platforms = sorted({task.platform for figures in by_seed.values() for task in figures})

@@ -1,8 +1,9 @@
-"""Write ``docs/results.md`` and its pictures from the JSON files in ``benchmarks/results`` and the manifests of the shipped versions.
+"""Write ``docs/results.md`` and its pictures from ``benchmarks/results`` and the shipped versions' manifests.
 
     .venv/bin/python benchmarks/results_page.py
 
-A benchmark without a file has no section on the page, so every figure has the command, date, version and machine it is of.
+A benchmark without a file has no section on the page, so every figure has the command, date, version and machine it is
+of.
 """
 
 from __future__ import annotations

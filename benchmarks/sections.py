@@ -127,7 +127,8 @@ SECTIONS = (
     Section(
         "ranking-few",
         "A new platform from few of its records",
-        f"`loopnest` trained on 7 % of a platform's records, on all, and on 7 % starting from the other platforms. {_OVER_TASKS}",
+        f"`loopnest` trained on 7 % of a platform's records, on all, and on 7 % starting from the other "
+        f"platforms. {_OVER_TASKS}",
         "make reproduce LOGS=… MEASURED=… PLATFORMS=…",
         ranking_body,
     ),

@@ -1,7 +1,10 @@
-"""Versions that are swapped under load: failed requests, answers that mix versions, p99 beside that without swaps, and memory.
+"""Versions that are swapped under load.
 
-Three versions of the shipped networks, whose score maps differ, serve in turn. The server keeps one beside the serving one, so each swap
-loads a version from disk. Every answer must equal the scores that the version it names gives by itself.
+Failed requests, answers that mix versions, p99 beside that without swaps, and memory.
+
+Three versions of the shipped networks, whose score maps differ, serve in turn. The server keeps one beside the serving
+one, so each swap loads a version from disk. Every answer must equal the scores that the version it names gives by
+itself.
 
     .venv/bin/python benchmarks/swap.py --swaps 500 --out FILE
 """

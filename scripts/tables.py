@@ -1,4 +1,7 @@
-"""The tables in ``docs/operate.md`` that are made from the code: settings and metrics. ``scripts/write_docs`` writes them."""
+"""The tables in ``docs/operate.md`` that are made from the code: settings and metrics.
+
+``scripts/write_docs`` writes them.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def pages() -> list[Path]:
 
 def read_blocks(page: Path) -> list[Block]:
     """Return the blocks of a page, in order."""
-    blocks, notes, route = [], [], None
+    blocks: list[Block] = []
+    notes: list[str] = []
+    route = None
     lines = iter(enumerate(page.read_text().splitlines(), start=1))
     for number, line in lines:
         if found := _FENCE.match(line):

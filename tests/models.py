@@ -1,6 +1,6 @@
 """A model version whose scores can be computed by hand: raw = the sum of one column of all rows, times a factor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tlp_client.tasks import PlatformKind
 from tlp_service.families.published.features import PUBLISHED
 from tlp_service.versions.bounded_file import sha256_of
 from tlp_service.versions.manifest import (
@@ -129,16 +130,19 @@ def enormous(model: onnx.ModelProto) -> None:
 def write_linear_version(
     folder: Path,
     factor: float = 1.0,
-    platforms: dict[str, list[str]] | None = None,
+    platforms: Mapping[PlatformKind, list[str]] | None = None,
     scale: float = 1.0,
     spoil: Callable[[onnx.ModelProto], None] = lambda model: None,
 ) -> Path:
-    """Write a version that scores the sum of the stages, with center 0, for both platform kinds; `spoil` changes its networks."""
-    platforms = platforms or {"cpu": ["epyc"], "gpu": ["k80", "v100"]}
+    """Write a version that scores the sum of the stages, with center 0, for both platform kinds.
+
+    `spoil` changes its networks.
+    """
+    by_kind: Mapping[PlatformKind, list[str]] = platforms or {"cpu": ["epyc"], "gpu": ["k80", "v100"]}
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     files, networks = {}, []
-    for kind, names in platforms.items():
+    for kind, names in by_kind.items():
         features = PUBLISHED[kind]
         path = scratch / f"{kind}.onnx"
         write_linear_onnx(path, features.width, factor)

@@ -2,16 +2,43 @@
 
 import copy
 import json
+from typing import Any
 
 #: Values that readers may misinterpret, or that are just out of range.
-ODD = [
-    None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 1e-320, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, 2**64, 10**400,
-    "", " ", "a", "\x00", "é", "\ud800", "\U0001f600", "a" * 5000, "9" * 400, "NaN", "-keys=cuda", "[" * 2000, "../..", "a/b", "\n",
-    [], {}, [[]], [None], [[[]]], [0] * 300, {"a": 1}, ["CI"], ["SP", 0, 0, 0, [], 1], ["??", 1], float("nan"), float("inf"),
+ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, 1e-320, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, 2**64,
+    10**400,
+    "", " ", "a", "\x00", "é", "\ud800", "\U0001f600", "a" * 5000, "9" * 400, "NaN", "-keys=cuda", "[" * 2000, "../..",
+    "a/b", "\n",
+    [], {}, [[]], [None], [[[]]], [0] * 300, {"a": 1}, ["CI"], ["SP", 0, 0, 0, [], 1], ["??", 1], float("nan"),
+    float("inf"),
 ]  # fmt: skip
 
 #: The same for bytes.
-PIECES = [b"NaN", b"-1", b"1e999", b"9" * 400, b"null", b"[]", b"{}", b'""', b"\\u0000", b"\\ud800", b"\xff", b"\xed\xa0\x80", b"2e9", b"true", b"18446744073709551616", b"-0.0", b"\xef\xbb\xbf", b"\n", b"\r\n\n", b"\x1f\x8b", b"#", b"[" * 3000]  # fmt: skip
+PIECES = [
+    b"NaN",
+    b"-1",
+    b"1e999",
+    b"9" * 400,
+    b"null",
+    b"[]",
+    b"{}",
+    b'""',
+    b"\\u0000",
+    b"\\ud800",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"2e9",
+    b"true",
+    b"18446744073709551616",
+    b"-0.0",
+    b"\xef\xbb\xbf",
+    b"\n",
+    b"\r\n\n",
+    b"\x1f\x8b",
+    b"#",
+    b"[" * 3000,
+]
 
 
 def damaged_bytes(chance, whole):

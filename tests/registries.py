@@ -4,6 +4,7 @@ import uuid
 from pathlib import Path
 
 from tlp_service.versions.folder_storage import FolderStorage
+from tlp_service.versions.remote_storage import RemoteStorage
 from tlp_service.versions.storages import storage_of
 
 #: Back end -> the URL of a registry. All but the first are reached through fsspec.
@@ -22,4 +23,5 @@ def write(url: str, name: str, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     else:
+        assert isinstance(storage, RemoteStorage)
         storage._write(name, content)

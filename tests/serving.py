@@ -42,8 +42,8 @@ async def until_in_loop(condition, seconds=HANG_S, pause_s=0.01):
 class Server:
     """A running server: `url`, and how to talk to it and end it.
 
-    The constructor waits until the server is ready, unless `wait` is False. With `hold` it scores nothing while that file exists,
-    and with `redis_wait_s` its requests wait that long for a connection to Redis, see `held_server.py`.
+    The constructor waits until the server is ready, unless `wait` is False. With `hold` it scores nothing while that
+    file exists, and with `redis_wait_s` its requests wait that long for a connection to Redis, see `held_server.py`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Server:
         wait: bool = True,
         hold: Path | None = None,
         redis_wait_s: float = 0,
-        **settings: str,
+        **settings: object,
     ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TLP_")}
         # Tests look into the stream, which a recorder would empty, and at versions, which a trainer would change.
@@ -74,6 +74,7 @@ class Server:
             text=True,
             env=environment,
         )
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "listening on" not in line:
             self.stop()
@@ -125,6 +126,7 @@ class Server:
 
     def _reap(self):
         status = self.process.wait(timeout=HANG_S)
+        assert self.process.stdout is not None
         self.process.stdout.close()
         return status
 
@@ -143,7 +145,7 @@ def request_of(candidates):
 
 def indexed(candidates, times):
     """Return the request for candidates so many times, as clients send it."""
-    known = {}
+    known: dict[str, int] = {}
     indices = [[known.setdefault(json.dumps(step), len(known)) for step in c] for c in candidates]
     return {**request_of(indices * times), "primitives": [json.loads(step) for step in known]}
 

@@ -139,7 +139,8 @@ def hostile_connection(chance, port, seconds):
     requests = {
         "pipeline": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
         "half a head": b"POST /v1/predict HTTP/1.1\r\nHost:",
-        "half a body": b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{",
+        "half a body": b"POST /v1/predict HTTP/1.1\r\nHost: x\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{",
         "silence": b"",
     }
     kind = chance.choice(list(requests))

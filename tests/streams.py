@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import redis
 
@@ -17,7 +18,8 @@ def send(client: redis.Redis, entries: Sequence[Entry]) -> list[str]:
     """Put entries into the stream without a look at their ids, and return their places in it."""
     with client.pipeline() as pipeline:
         for entry in entries:
-            pipeline.xadd(STREAM, entry._asdict())
+            fields: dict[Any, Any] = entry._asdict()
+            pipeline.xadd(STREAM, fields)
         return pipeline.execute()
 
 

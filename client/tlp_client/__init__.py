@@ -11,4 +11,4 @@ Importing this package is cheap: it imports neither numpy nor urllib3 nor TVM. I
 - ``tlp_client.ansor``      ``TLPRemoteModel``, the cost model for Ansor (needs TVM)
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

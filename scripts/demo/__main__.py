@@ -1,8 +1,11 @@
-"""The demo: the service on its embedded default, two workers that tune with real Ansor against it, the results kept and learned from.
+"""Run the demo.
 
-Run by ``make demo``, which has made the two environments. Exits with 1 unless the service answered every predict and every
-measured record is in the record store; with ``--expect-learning`` also unless both workers searched with a version that was
-learned while they did.
+The service runs on its embedded default. Two workers tune with real Ansor against it, and it keeps their results and
+learns from them.
+
+Run by ``make demo``, which has made the two environments. Exits with 1 unless the service answered every predict and
+every measured record is in the record store; with ``--expect-learning`` also unless both workers searched with a
+version that was learned while they did.
 """
 
 import argparse
@@ -105,8 +108,10 @@ def print_learning(args, reports, quality):
             print(f"prediction error of {version}: {figures['measured']} measured are too few to tell")
             continue
         print(
-            f"prediction error of {version}, by the service (GET /v1/quality): {figures['pair_accuracy']:.2f} of {figures['measured']} "
-            f"measured ordered right, the best-scored candidate of a round takes {figures['top1_regret']:.0%} longer than its best"
+            f"prediction error of {version}, by the service (GET /v1/quality): {figures['pair_accuracy']:.2f} "
+            f"of {figures['measured']} "
+            f"measured ordered right, the best-scored candidate of a round takes {figures['top1_regret']:.0%} "
+            f"longer than its best"
         )
     used = [{version for line in report for version in line["versions"]} for report in reports]
     first = reports[0][0]["versions"][0]
@@ -190,7 +195,8 @@ def main():
     )
     if not learned:
         print(
-            "that is well: what serves is only what ranks held-back candidates better than chance explains, and some hundred records may\n"
+            "that is well: what serves is only what ranks held-back candidates better than chance explains, and "
+            "some hundred records may\n"
             f"not show that. What the trainer did is in {args.out / 'server.log'}"
         )
     figures = {"arguments": arguments_of(args), "operators": report, "quality": quality["platforms"]}

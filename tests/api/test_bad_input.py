@@ -1,4 +1,7 @@
-"""Bad input over a real socket: the status of the contract, an error that names what and where, and a server that goes on."""
+"""Bad input over a real socket.
+
+The status of the contract, an error that names what and where, and a server that goes on.
+"""
 
 import gzip
 import json
@@ -358,7 +361,10 @@ def test_any_damage_to_a_body_has_a_defined_answer(server, measured_request, goo
 
 
 def test_endless_trailers_after_a_body_are_431(server):
-    head = b"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = (
+        b"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", server.port)) as caller:
         caller.sendall(head + b"2\r\n{}\r\n0\r\nx: ")
         answer = b""
@@ -383,14 +389,15 @@ def _received(caller):
 TOO_LARGE = {
     "steps": ([["CI", 1]] * 512, [["CI", 1]] * 513, "513 primitives are more than the 512"),
     "sources": ([["FFSP", 0, 0, [0] * 16, 1, 1]], [["FFSP", 0, 0, [0] * 17, 1, 1]], "at most 16 entries, got 17"),
-    "sizes": ([["FFSP", 0, 0, [0] * 16, 1, 1]] * 64, [["FFSP", 0, 0, [0] * 16, 1, 1]] * 65, "1040 sizes, which are more than the 1024"),
+    "sizes": ([["FFSP", 0, 0, [0] * 16, 1, 1]] * 64, [["FFSP", 0, 0, [0] * 16, 1, 1]] * 65,
+        "1040 sizes, which are more than the 1024"),
     "entries": ([["RE", 0, [0] * 256]], [["RE", 0, [0] * 257]], "at most 256 entries, got 257"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_a_candidate_may_not_be_more_than_what_anybody_can_afford_to_score(server, kind):
-    """A valid body of 16 kB blocked the event loop for two seconds, and one of 129 kB blocked the readers for a minute."""
+    """A valid body of 16 kB blocked the event loop for two seconds, and one of 129 kB the readers for a minute."""
     largest, larger, message = TOO_LARGE[kind]
     request = {**PREDICT, "candidates": [largest, larger]}
     request.pop("primitives", None)

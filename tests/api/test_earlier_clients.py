@@ -1,4 +1,7 @@
-"""Clients of earlier releases with this server, over a real socket: it accepts their requests, and they lose no record."""
+"""Clients of earlier releases with this server, over a real socket.
+
+It accepts their requests, and they lose no record.
+"""
 
 import json
 import shutil
@@ -87,7 +90,8 @@ print(json.dumps([[a.version, a.scores] for a in answers]))
     assert scores == [[answer["version"], answer["scores"]]] * 2
 
 
-#: The outbox adopts the file of a killed worker and gets further lines. Each release runs this, so it names only what all have.
+#: The outbox adopts the file of a killed worker and gets further lines. Each release runs this, so it names only what
+#: all have.
 _SEND = """
 from pathlib import Path
 from tlp_client.connection import Connection

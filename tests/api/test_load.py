@@ -38,7 +38,10 @@ def in_threads(works):
 
 
 def send_300(server, lines, meanwhile=lambda answers: None):
-    """Send 300 measurements at a time, and return what each was answered: status, and seconds after which to come again."""
+    """Send 300 measurements at a time, and return the answers.
+
+    An answer is the status, and the seconds after which to come again.
+    """
     answers = []
 
     def send(number):
@@ -56,7 +59,9 @@ def send_300(server, lines, meanwhile=lambda answers: None):
 def test_300_requests_at_a_time_wait_for_the_16_connections_to_redis(
     tmp_path, linear_version, measured_lines, wait_s
 ):
-    """aio-libs aioredis #1113 and redis/redis-py #2792: a pool at its limit raised "Too many connections" and did not wait.
+    """aio-libs aioredis #1113 and redis/redis-py #2792.
+
+    A pool at its limit raised "Too many connections" and did not wait.
 
     Redis stands still, for less and for more than the seconds that a request waits for a connection.
     """
@@ -94,7 +99,8 @@ def test_a_small_request_is_answered_between_the_slices_of_large_ones(tmp_path, 
     """Told by order, not by time: it comes last and leaves before any of the large ones."""
     steps = steps_of(measured_lines[:64])
     order = []
-    # With TLP's network, whose inputs are made in no time: of `base` the first would leave while the last ones are read.
+    # With TLP's network, whose inputs are made in no time: of `base` the first would leave while the last ones are
+    # read.
     published = shipped_model("published")
     hold = tmp_path / "hold"
     with start(
@@ -246,7 +252,7 @@ def test_the_bodies_of_all_callers_are_bounded_together(tmp_path, linear_version
         stalled = post_by_hand(server, b" " * (5 << 20), length=6 << 20)
 
         def is_refused():
-            """Ask again with another stalled body, for the one before may have come too late and been refused itself."""
+            """Ask again with another stalled body: the previous one may have been too late and been refused."""
             nonlocal stalled
             if server.post("/v1/predict", large)[0] == 429:
                 return True
@@ -266,7 +272,8 @@ def test_the_bodies_of_all_callers_are_bounded_together(tmp_path, linear_version
 
 
 @pytest.mark.parametrize(
-    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"), ("tlp-cached", "1.5"), ("tlp-cached", "²"), ("tlp-candidates", "many")]
+    ("header", "value"), [("tlp-client", "a b"), ("tlp-client", "x" * 129), ("tlp-cached", "-1"),
+        ("tlp-cached", "1.5"), ("tlp-cached", "²"), ("tlp-candidates", "many")]
 )  # fmt: skip
 def test_headers_that_make_no_sense_are_422(server, good, header, value):
     headers = {"Content-Type": "application/json", header: value.encode()}

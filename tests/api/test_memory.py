@@ -69,9 +69,12 @@ SHAPES = {
     "candidates": candidates(b"[" + b"0," * 22 + b"0]", 65_536, b',"primitives":[["CI",1]]'),
     "empty candidates": candidates(b"[]", 65_536),
     "invalid candidates": candidates(b"0", 65_536),
-    "invalid records": ("/v1/measurements", b'{"format":1,"worker":"w","on_invalid":"report","records":[' + b",".join([b"0"] * 65_536) + b"]}", {}),
-    "a field of measurements that nobody knows": ("/v1/measurements", filled(b'{"format":1,"x":[0', b",[[[[1]]]]", b"]}", LARGEST), {}),
-    "an id": ("/v1/measurements", filled(b'{"format":1,"worker":"w","on_invalid":"report","records":[{"id":[0', b",[[[[1]]]]", b'],"record":0}]}', LARGEST), {}),
+    "invalid records": ("/v1/measurements", b'{"format":1,"worker":"w","on_invalid":"report","records":['
+        + b",".join([b"0"] * 65_536) + b"]}", {}),
+    "a field of measurements that nobody knows": ("/v1/measurements",
+        filled(b'{"format":1,"x":[0', b",[[[[1]]]]", b"]}", LARGEST), {}),
+    "an id": ("/v1/measurements", filled(b'{"format":1,"worker":"w","on_invalid":"report","records":[{"id":[0',
+        b",[[[[1]]]]", b'],"record":0}]}', LARGEST), {}),
     "costs": measured([RECORD % (0, b'["CI",1]', b"1," * 1_000_000 + b"1")]),
     "new primitives": measured(NEW_STEPS[:500]),
     "many new primitives": measured([as_tvm_writes(r) for r in NEW_STEPS[:1200]]),
@@ -80,7 +83,8 @@ SHAPES = {
     "new primitives as TVM writes them": measured([as_tvm_writes(r) for r in NEW_STEPS[:500]]),
     "a log to score": log(NEW_STEPS[:200], "/v1/predict"),
     "a log of tasks": log([RECORD % (n, b"", b"1") for n in range(2000)], "/v1/predict"),
-    "blanks": ("/v1/predict", gzip.compress(b" " * (LARGEST - 1000) + json.dumps({"format": 1}).encode()), {"Content-Encoding": "gzip"}),
+    "blanks": ("/v1/predict", gzip.compress(b" " * (LARGEST - 1000) + json.dumps({"format": 1}).encode()),
+        {"Content-Encoding": "gzip"}),
     "a bomb": ("/v1/predict", gzip.compress(b" " * (64 << 20)), {"Content-Encoding": "gzip"}),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """No process of the product writes outside its folders, or connects to a host that is not configured.
 
-strace looks on, so that libraries in C++ are seen, too: ONNX Runtime 1.32 looked up a vendor's host and left a device id in
-the home folder.
+strace looks on, so that libraries in C++ are seen, too: ONNX Runtime 1.32 looked up a vendor's host and left a device
+id in the home folder.
 """
 
 import json
@@ -100,7 +100,7 @@ class Sandbox:
         return output
 
     def check(self, *sockets: str) -> None:
-        """Assert that the folders are still empty, that nothing else was written, and that it connected only to `sockets`."""
+        """Assert that the folders are empty, nothing else was written, and it connected only to `sockets`."""
         left = [str(path) for folder in self.empty for path in folder.rglob("*")]
         traces = self._traces()
         temporary = str(self.empty[-1])

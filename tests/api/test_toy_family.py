@@ -1,4 +1,7 @@
-"""A model family from outside: this file alone adds one, which is trained, exported, published, activated and served."""
+"""A model family from outside.
+
+This file alone adds one, which is trained, exported, published, activated and served.
+"""
 
 import importlib.metadata
 import json
@@ -208,7 +211,10 @@ def test_a_family_of_another_package_is_trained_exported_activated_and_served(in
     assert refused.value.code == "unsupported"
     from tlp_service.training.export import read_weights
 
-    slope, offset = (float(weight.flatten()[0]) for _, weight in sorted(read_weights(version / network.file).items(), reverse=True))  # fmt: skip
+    slope, offset = (
+        float(weight.flatten()[0])
+        for _, weight in sorted(read_weights(version / network.file).items(), reverse=True)
+    )
     expected = map_scores(np.array(counts, dtype=np.float32) * slope + offset, network.score_map)
     assert answer["scores"] == pytest.approx(expected.tolist(), abs=1e-5)
 

@@ -1,4 +1,6 @@
-"""Workers stream records while the server, its recorder, its trainer and its Redis are killed at random; afterwards every record must be in the store once.
+"""Workers stream records while the server, its recorder, its trainer and its Redis are killed at random.
+
+Afterwards every record must be in the store once.
 
 .venv/bin/python tests/chaos/chaos.py --seconds 300 --records 20000
 """

@@ -1,10 +1,12 @@
-"""Hours of mixed load on one server. Its memory must level off, and ordinary calls must stay as fast as without the other load.
+"""Hours of mixed load on one server.
+
+Its memory must level off, and ordinary calls must stay as fast as without the other load.
 
     .venv/bin/python tests/chaos/soak.py --seconds 7200 --out soak.json
 
-First comes the ordinary part alone: calls of 2,048 candidates, logs, measurements, scrapes, swaps, and a trainer. Its p99 is the
-base value. Then large, broken and hostile bodies and connections join. Each minute is a line: memory of each process, ordinary
-calls, their p99 and maximum. The exit status is 1 when a bar is missed.
+First comes the ordinary part alone: calls of 2,048 candidates, logs, measurements, scrapes, swaps, and a trainer. Its
+p99 is the base value. Then large, broken and hostile bodies and connections join. Each minute is a line: memory of each
+process, ordinary calls, their p99 and maximum. The exit status is 1 when a bar is missed.
 """
 
 import argparse
@@ -208,14 +210,19 @@ def watch(load, seconds, every_s, phase):
         samples.append(found)
         memory = "  ".join(f"{name} {mb:.0f}" for name, mb in found["memory_mb"].items())
         p99 = "-" if found["p99_s"] is None else f"{found['p99_s']:.3f}"
-        print(f"{phase} {len(samples):4}  p99 {p99} s  max {found['max_s']:.3f} s  calls {found['calls']}  failed {found['failed'] or 0}  MB: {memory}", flush=True)  # fmt: skip
+        print(
+            f"{phase} {len(samples):4}  p99 {p99} s  max {found['max_s']:.3f} s  calls {found['calls']}  failed "
+            f"{found['failed'] or 0}  MB: {memory}",
+            flush=True,
+        )
     return samples
 
 
 def growth_of(samples, name):
     """Return the median memory of the last quarter over that of the second quarter.
 
-    A sample may come in the middle of a large body, so the largest of a quarter says nothing about growth; it has a bar of its own.
+    A sample may come in the middle of a large body, so the largest of a quarter says nothing about growth; it has a bar
+    of its own.
     """
     values = [s["memory_mb"][name] for s in samples if name in s["memory_mb"]]
     quarter = len(values) // 4
@@ -232,7 +239,8 @@ def judge(base, mixed, base_p99):
     Parameters
     ----------
     base_p99 : float
-        Of all ordinary calls of the ordinary part alone. Not that of a minute: two versions of different speed take turns.
+        Of all ordinary calls of the ordinary part alone. Not that of a minute: two versions of different speed take
+        turns.
     """
     p99s = [s["p99_s"] for s in mixed if s["p99_s"] is not None] or [float("inf")]
     names = sorted({name for s in mixed for name in s["memory_mb"]})

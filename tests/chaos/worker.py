@@ -1,8 +1,11 @@
-"""A tuning worker without TVM: streams records through the client's outbox, asks for scores meanwhile, and tells what became of both.
+"""A tuning worker without TVM.
+
+Streams records through the client's outbox, asks for scores meanwhile, and tells what became of both.
 
     python worker.py URL RECORDS.jsonl OUTBOX_FOLDER NAME SECONDS
 
-Each line of RECORDS is ``[id, line]``; the worker puts them into the outbox over SECONDS. It ends only when every record is acknowledged or refused and one predict call has been answered, however often the service is away.
+Each line of RECORDS is ``[id, line]``; the worker puts them into the outbox over SECONDS. It ends only when every
+record is acknowledged or refused and one predict call has been answered, however often the service is away.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The client of this release with the answers of earlier servers, over a real socket, and with the files of earlier clients."""
+"""The client of this release with answers of earlier servers over a socket, and files of earlier clients."""
 
 import json
 import shutil

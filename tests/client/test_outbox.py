@@ -174,7 +174,8 @@ def test_one_rejected_record_does_not_hold_up_the_others(outbox, service, caplog
 REFUSALS = [
     *(Refused(400, "x", code) for code in ("malformed", "content_type", "unsupported", "")),
     *(Refused(422, "x", code) for code in ("invalid", "unknown_format", "unknown_field", "of_a_later_server")),
-    *(Refused(status, "<html>") for status in (401, 403, 404, 405, 409, 411, 415, 422, 429, 451, 500, 501, 502, 504, 599)),
+    *(Refused(status, "<html>") for status in (401, 403, 404, 405, 409, 411, 415, 422, 429, 451, 500, 501, 502, 504,
+        599)),
     Refused(413, "<html>a proxy's limit"),
     BadAnswer("of another format"),
     DeadlineExceeded("no answer"),

@@ -202,9 +202,12 @@ def read_both(document):
 @pytest.mark.parametrize(
     ("good", "bad", "message"),
     [
-        (record_of(steps=[["CI", 4]] * MAX_STEPS), record_of(steps=[["CI", 4]] * (MAX_STEPS + 1)), "513 primitives are more than the 512"),
-        (record_of(costs=[1] * MAX_COSTS), record_of(costs=[1] * (MAX_COSTS + 1)), r"r\[0\], the costs: 1001 are more than the 1000"),
-        (record_of(steps=[["FFSP", 0, 0, [0] * 16, 1, 1]] * 64), record_of(steps=[["FFSP", 0, 0, [0] * 16, 1, 1]] * 65), "1040 sizes"),
+        (record_of(steps=[["CI", 4]] * MAX_STEPS), record_of(steps=[["CI", 4]] * (MAX_STEPS + 1)),
+            "513 primitives are more than the 512"),
+        (record_of(costs=[1] * MAX_COSTS), record_of(costs=[1] * (MAX_COSTS + 1)),
+            r"r\[0\], the costs: 1001 are more than the 1000"),
+        (record_of(steps=[["FFSP", 0, 0, [0] * 16, 1, 1]] * 64),
+            record_of(steps=[["FFSP", 0, 0, [0] * 16, 1, 1]] * 65), "1040 sizes"),
         (of_bytes(MAX_LINE_BYTES), of_bytes(MAX_LINE_BYTES + 1), "65537 bytes, which are more than the 65536"),
     ],
     ids=["steps", "costs", "sizes", "bytes"],
@@ -212,13 +215,20 @@ def read_both(document):
 def test_what_a_record_may_be_ends_exactly_at_its_bound(good, bad, message):
     for record in read_both(good):
         assert parse(record.to_line()) == record
-    for read in (read_record, lambda document: parse(json.dumps(document)), lambda document: parse(json.dumps(document, separators=(",", ":")))):  # fmt: skip
+    for read in (
+        read_record,
+        lambda document: parse(json.dumps(document)),
+        lambda document: parse(json.dumps(document, separators=(",", ":"))),
+    ):
         with pytest.raises(InvalidInput, match=message):
             read(bad)
 
 
 def test_what_is_accepted_is_accepted_again_from_where_it_is_kept():
-    """The stored line has blanks that the received one may lack: the recorder must not refuse what the server has accepted."""
+    """The stored line has blanks that the received one may lack.
+
+    The recorder must not refuse what the server has accepted.
+    """
     steps = [["RE", 0, list(range(120))]] * 140
     document = record_of(steps=steps)
     thrifty = json.dumps(document, separators=(",", ":"))

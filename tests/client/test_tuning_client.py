@@ -1,4 +1,7 @@
-"""`TuningClient` with a tuner that needs no library: what every tuner's cost model does, whatever the service answers."""
+"""`TuningClient` with a tuner that needs no library.
+
+The tests pin what every tuner's cost model does, whatever the service answers.
+"""
 
 import json
 import logging

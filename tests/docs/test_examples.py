@@ -1,6 +1,7 @@
 """Every code block of README, CONTRIBUTING and docs is executed, or says in the page's source why it cannot be.
 
-The blocks of a page run in order, in one folder, beside one real server. Blocks that need TVM run in ``tests/worker/test_doc_examples.py``.
+The blocks of a page run in order, in one folder, beside one real server. Blocks that need TVM run in
+``tests/worker/test_doc_examples.py``.
 """
 
 import csv

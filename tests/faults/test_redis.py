@@ -1,4 +1,7 @@
-"""Faults of the Redis behind a server, over a real socket: it is full, evicts keys, or its consumer group is deleted."""
+"""Faults of the Redis behind a server, over a real socket.
+
+It is full, evicts keys, or its consumer group is deleted.
+"""
 
 import contextlib
 import json

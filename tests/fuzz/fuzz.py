@@ -61,7 +61,10 @@ def fuzz_parsers(count, seed, folder, report=print, only=None):
 
 
 def fuzz_sockets(count, seed, folder, report=print):
-    """Return the faults of a server that gets mutated bodies: a 5xx, a lost server, a changed score of a valid request."""
+    """Return the faults of a server that gets mutated bodies.
+
+    A fault is a 5xx, a lost server, a changed score of a valid request.
+    """
     chance = random.Random(seed)
     lines = (DATA / "measured.json").read_text().splitlines()
     sound = shapes.predict_of(*shapes.ordinary_candidates(lines, chance, 200))
@@ -69,7 +72,8 @@ def fuzz_sockets(count, seed, folder, report=print):
         ("/v1/predict", shapes.predict_of(*shapes.ordinary_candidates(lines, chance, 20)), shapes.JSON),
         ("/v1/predict?platform=epyc-9004-2c", "\n".join(lines[:20]).encode(), shapes.NDJSON),
         ("/v1/measurements?worker=w&platform=epyc", "\n".join(lines[20:30]).encode(), shapes.NDJSON),
-        ("/v1/measurements", shapes.measurements_of(shapes.ordinary_records(lines, chance, 5), "w", "epyc"), shapes.JSON),
+        ("/v1/measurements", shapes.measurements_of(shapes.ordinary_records(lines, chance, 5), "w", "epyc"),
+            shapes.JSON),
     ]  # fmt: skip
     faults, statuses = [], Counter()
     with Server(sys.executable, folder / "data", recorder=1, admin_key="key") as server:
@@ -82,7 +86,9 @@ def fuzz_sockets(count, seed, folder, report=print):
             if chance.random() < 0.1:
                 headers["Content-Encoding"] = "gzip"
             if chance.random() < 0.1:
-                headers[chance.choice(["tlp-client", "tlp-cached", "tlp-deadline-s", "tlp-candidates"])] = chance.choice(["", "x" * 300, "-1", "nan", "1e999", "9" * 400, "0x1", "1 2"])  # fmt: skip
+                headers[chance.choice(["tlp-client", "tlp-cached", "tlp-deadline-s", "tlp-candidates"])] = (
+                    chance.choice(["", "x" * 300, "-1", "nan", "1e999", "9" * 400, "0x1", "1 2"])
+                )
             try:
                 status, _, answer = server.request("POST", route, body, headers, timeout=HANG_S)
             except OSError as error:
@@ -106,7 +112,18 @@ def fuzz_sockets(count, seed, folder, report=print):
 def fuzz_openapi(program, seed, folder):
     """Run schemathesis, from an environment of its own, on a server, and return the faults that it finds."""
     with Server(sys.executable, folder / "data", recorder=1, admin_key="key") as server:
-        command = [program, "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--seed", str(seed), "--header", "Authorization: Bearer key", "--no-color"]  # fmt: skip
+        command = [
+            program,
+            "run",
+            f"{server.url}/openapi.json",
+            "--checks",
+            "not_a_server_error",
+            "--seed",
+            str(seed),
+            "--header",
+            "Authorization: Bearer key",
+            "--no-color",
+        ]
         status = subprocess.run(command, check=False, cwd=folder).returncode
         alive = server.process.poll() is None and server.get("/health/live")[0] == 200
         tracebacks = server.log.count("Traceback")

@@ -69,9 +69,11 @@ def parsers(folder):
     log = "\n".join(lines[:20]).encode()
     return [
         Parser("predict body", _predict_bodies(records), damaged_json, _read_predict, (RequestFault, InvalidInput)),
-        Parser("measurement body", _measurement_bodies(records), damaged_json, _read_measurements, (RequestFault, InvalidInput)),
+        Parser("measurement body", _measurement_bodies(records), damaged_json, _read_measurements,
+            (RequestFault, InvalidInput)),
         Parser("record", encoded, damaged_json, _read_record, (InvalidInput,), 15),
-        Parser("primitive", [json.dumps(p).encode() for r in records for p in r["i"][1][1]], damaged_json, _read_primitive, (InvalidInput,), 15),
+        Parser("primitive", [json.dumps(p).encode() for r in records for p in r["i"][1][1]], damaged_json,
+            _read_primitive, (InvalidInput,), 15),
         Parser("task", [json.dumps(r["i"][0]).encode() for r in records], damaged_json, _read_task, (InvalidInput,), 5),
         Parser("log as a body", [log], damaged_bytes, _read_log, (RequestFault,), 4),
         Parser("log as a file", [log, gzip.compress(log)], damaged_bytes, _FileReader(folder / "log"), (), 4),
@@ -81,11 +83,16 @@ def parsers(folder):
         Parser("quality", [_quality()], damaged_json, _read_quality),
         Parser("outbox file", [_letters()], damaged_bytes, _OutboxReader(folder / "letters")),
         Parser("stream entry", _entries(lines), damaged_json, _read_entry, (InvalidInput, TypeError)),
-        Parser("predict answer", [_answer()], damaged_json, lambda whole: decode_predict_answer(whole, 3), (BadAnswer,)),
-        Parser("measurement answer", [b'{"format": 1, "accepted": 3, "duplicates": 1, "rejected": [{"record": 1, "error": "x"}]}'], damaged_json, lambda whole: decode_measurement_answer(whole, 5), (BadAnswer,)),
+        Parser("predict answer", [_answer()], damaged_json, lambda whole: decode_predict_answer(whole, 3),
+            (BadAnswer,)),
+        Parser("measurement answer",
+            [b'{"format": 1, "accepted": 3, "duplicates": 1, "rejected": [{"record": 1, "error": "x"}]}'],
+            damaged_json, lambda whole: decode_measurement_answer(whole, 5), (BadAnswer,)),
         Parser("stored row", encoded, damaged_json, _store_row, (InvalidInput,), 5),
-        Parser("store file", [_store_file(folder / "other", lines[100:160])], damaged_bytes, _StoreReader(folder / "store", _store_file(folder / "sound", lines[:SOUND_ROWS])), (), 2),
-        Parser("scores beside it", _predict_bodies(records[:30]), lambda chance, whole: damaged_candidates(chance, whole), _Mixed(records), (), 2),
+        Parser("store file", [_store_file(folder / "other", lines[100:160])], damaged_bytes,
+            _StoreReader(folder / "store", _store_file(folder / "sound", lines[:SOUND_ROWS])), (), 2),
+        Parser("scores beside it", _predict_bodies(records[:30]),
+            lambda chance, whole: damaged_candidates(chance, whole), _Mixed(records), (), 2),
     ]  # fmt: skip
 
 
@@ -246,7 +253,10 @@ def _read_entry(whole):
 
 
 def _answer():
-    return b'{"format": 1, "model": "m", "version": "v", "scores": [0.5, 0.25, null], "errors": [{"candidate": 2, "error": "x"}]}'
+    return (
+        b'{"format": 1, "model": "m", "version": "v", "scores": [0.5, 0.25, null], '
+        b'"errors": [{"candidate": 2, "error": "x"}]}'
+    )
 
 
 def _store_row(whole):

@@ -1,4 +1,7 @@
-"""Bad records through the real importer into a real store: what is kept, what is refused, and what is never learned from."""
+"""Bad records through the real importer into a real store.
+
+What is kept, what is refused, and what is never learned from.
+"""
 
 import gzip
 import json
@@ -59,7 +62,10 @@ def labels(store):
 
 
 def ranked(scorer, store, min_candidates=2):
-    """Return what an evaluation says of each task: platform, candidates, best cost, Kendall's tau; and what it left out."""
+    """Return what an evaluation says of each task, and what it left out.
+
+    For a task it says platform, candidates, best cost and Kendall's tau.
+    """
     found = evaluate(scorer, stored_records(store), min_candidates)
     return [(t.platform, t.candidates, t.best_s, t.kendall_tau) for t in found.tasks], found.left_out
 

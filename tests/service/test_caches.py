@@ -163,7 +163,7 @@ def test_an_entry_larger_than_the_bound_is_not_kept() -> None:
 
 
 def test_what_a_text_is_of_is_known_after_others_were_forgotten() -> None:
-    """A primitive that is too large for the cache must not make it return the text of another object with the same id."""
+    """The cache must not return the text of another object that has the id of an oversized primitive."""
     kept = schema.Texts(4000)
     for number in range(200):
         record = record_of(number, size=1 if number % 3 else 1000)

@@ -104,8 +104,9 @@ async def serving(limits: ConnectionLimits | None = None) -> AsyncIterator[Serve
 
 async def read(caller: socket.socket, until_end: bytes | None = None) -> bytes:
     """Return the received bytes until `until_end` or, without it, until the connection is closed."""
-    came = b""
-    async with asyncio.timeout(HANG_S):
+
+    async def receive() -> bytes:
+        came = b""
         while until_end is None or not came.endswith(until_end):
             try:
                 part = await asyncio.get_running_loop().sock_recv(caller, 1 << 20)
@@ -114,12 +115,18 @@ async def read(caller: socket.socket, until_end: bytes | None = None) -> bytes:
             if not part:
                 return came
             came += part
-    return came
+        return came
+
+    return await asyncio.wait_for(receive(), HANG_S)
 
 
 def run(test) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test, 4 * HANG_S))
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(test, 4 * HANG_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
 
 
 def status_of(answer: bytes) -> tuple[int, str]:
@@ -203,7 +210,7 @@ def test_a_body_and_the_request_behind_it_are_read_whatever_the_pieces(kind, pac
 
 
 def test_a_chunk_per_byte_leaves_the_event_loop_to_others() -> None:
-    """96 kB of such chunks were parsed in one turn, and eight of these connections made a call of others wait for seconds."""
+    """96 kB of such chunks were parsed in one turn; eight such connections made other calls wait for seconds."""
 
     async def test() -> None:
         async with serving() as served:

@@ -16,7 +16,25 @@ from tlp_service.api.request_memory import BodyMemory
 from tlp_service.errors import QueueFull
 from tlp_service.idle_memory import IdleMemory
 
-UNITS = [b"1", b"300", b"1.5", b"{}", b'{"a":0}', b'"ab"', b'"a"', b"[]", b"[1]", b"[[[[1]]]]", b'["CI",1700]', b'"\\u20ac\\ud83d\\ude00"', '"€"'.encode(), b'{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6}', b'{"%d":[{}]}', b'["SP", 2, 0, 256, [16, 4, 1], 1]', b"123456789012345678901"]  # fmt: skip
+UNITS = [
+    b"1",
+    b"300",
+    b"1.5",
+    b"{}",
+    b'{"a":0}',
+    b'"ab"',
+    b'"a"',
+    b"[]",
+    b"[1]",
+    b"[[[[1]]]]",
+    b'["CI",1700]',
+    b'"\\u20ac\\ud83d\\ude00"',
+    '"€"'.encode(),
+    b'{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6}',
+    b'{"%d":[{}]}',
+    b'["SP", 2, 0, 256, [16, 4, 1], 1]',
+    b"123456789012345678901",
+]
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -18,7 +18,10 @@ from tlp_service.settings import read_settings
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", ["the socket", "its folder"])
 def test_a_socket_that_is_tidied_away_comes_back_with_all_that_was_kept(tmp_path, taken):
-    """systemd-tmpfiles, tmpreaper and rm -rf /tmp/* remove it. Then no client could connect, and the server could not restart."""
+    """Cleaners of the temporary folder remove it: systemd-tmpfiles, tmpreaper, rm -rf /tmp/*.
+
+    Then no client could connect, and the server could not restart.
+    """
     with embedded_redis(tmp_path / "data") as url:
         socket = Path(url.removeprefix("unix://"))
         with redis.Redis.from_url(url) as client:

@@ -1,4 +1,7 @@
-"""A platform that the record store refuses keeps no other waiting, and loses nothing. Kind of fault: one refused item takes the others along."""
+"""A platform that the record store refuses keeps no other waiting, and loses nothing.
+
+Kind of fault: one refused item takes the others along.
+"""
 
 from collections import Counter
 

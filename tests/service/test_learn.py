@@ -143,7 +143,8 @@ def test_what_one_platform_learns_changes_no_score_of_another(
             for version in (begun.name, outcome.version)
         )
         assert before == after
-    # The next step starts from the network of this one. A platform with its own network takes no number in the network of another.
+    # The next step starts from the network of this one. A platform with its own network takes no number in the network
+    # of another.
     outcome = learn(store, registry, ["odd"], SETTINGS)
     manifest = registry.manifest(outcome.version)
     assert [n.serves for n in manifest.networks] == [None, "new", "odd"]
@@ -154,7 +155,10 @@ def test_what_one_platform_learns_changes_no_score_of_another(
 def test_what_is_measured_without_a_platform_changes_no_score_of_other_hardware(
     tmp_path, registry, store, begun, measured_lines
 ):
-    """Kind of fault: a name that a client leaves out, or chooses, stands for hardware of others. It is stored as of the kind."""
+    """Kind of fault: a name that a client leaves out, or chooses, stands for hardware of others.
+
+    It is stored as of the kind.
+    """
     add(store, tmp_path, measured_lines, "cpu")
     outcome = learn(store, registry, ["cpu"], SETTINGS)
     assert outcome.is_accepted, outcome.reason
@@ -271,7 +275,10 @@ def test_a_platform_that_cannot_be_learned_takes_no_other_along(
 def test_a_platform_takes_a_number_in_its_own_network_only(
     tmp_path, registry, store, begun, measured_lines, monkeypatch, numbers
 ):
-    """The 65th platform learns like the first if its source network has a number left; scaled down to two numbers, or one."""
+    """The 65th platform learns like the first if its source network has a number left.
+
+    The test has two numbers, or one, instead of 64.
+    """
     monkeypatch.setattr("tlp_service.families.loopnest.encoder.PLATFORMS", numbers)
     quick = dataclasses.replace(SETTINGS, epochs=1)
     rising = changed(measured_lines, lambda costs: costs)

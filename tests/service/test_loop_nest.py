@@ -40,7 +40,10 @@ def test_a_tiled_matmul():
 
 
 def test_a_followed_split_takes_the_first_parts_and_the_product_of_the_rest():
-    """``FollowSplitStep::ExtractSplitLengths``: two factors of a split in three, the second one the product of the last two."""
+    """``FollowSplitStep::ExtractSplitLengths``.
+
+    Two factors of a split in three, the second one the product of the last two.
+    """
     stages = nest(("SP", 0, 0, 64, [4, 2, 8], 1), ("FSP", 1, 0, 0, 2))
     assert loops_of(stages[1]) == [
         ("S", 0, 0, [(0, 0)]),
@@ -68,7 +71,10 @@ def test_computed_at_inlined_and_at_the_root_again():
 
 
 def test_stages_that_are_added_move_the_others_up():
-    """A cache write comes before its stage, a cache read behind it; what was attached stays attached to the same stage."""
+    """A cache write comes before its stage, a cache read behind it.
+
+    What was attached stays attached to the same stage.
+    """
     stages = nest(("SP", 1, 0, 8, [2], 1), ("CA", 0, 1, 0), ("CHW", 1, "local"), ("SP", 1, 0, 8, [4], 1))
     assert [len(stage.loops) for stage in stages] == [0, 2, 2]
     assert stages[0].attached == (stages[2], 0)
@@ -116,8 +122,10 @@ def test_a_program_has_no_end_of_loops_and_stages():
 @pytest.mark.parametrize(
     "step",
     [
-        ("RE", 0, [0, 0]), ("RE", 0, [5, 1]), ("FU", 0, []), ("FU", 0, [-1]), ("FU", 0, [1, 0]), ("AN", -1, 0, 2), ("AN", 0, 999, 2),
-        ("SP", 999999, 0, 8, [2], 1), ("FSP", 0, -1, 0, 2), ("FFSP", 0, 70, [0], 1, 1), ("CA", -3, 0, 0), ("PR", 0, 0, "other"),
+        ("RE", 0, [0, 0]), ("RE", 0, [5, 1]), ("FU", 0, []), ("FU", 0, [-1]), ("FU", 0, [1, 0]), ("AN", -1, 0, 2),
+        ("AN", 0, 999, 2),
+        ("SP", 999999, 0, 8, [2], 1), ("FSP", 0, -1, 0, 2), ("FFSP", 0, 70, [0], 1, 1), ("CA", -3, 0, 0),
+        ("PR", 0, 0, "other"),
         ("SA", 0, 0, 4, 4),
     ],
 )  # fmt: skip

@@ -89,8 +89,15 @@ def test_sizes_that_are_no_sizes_count_as_one():
 def test_the_unroll_step_is_read_from_its_pragma():
     column = 1 + 5 + 3 + 6 + 2
     split = read_primitive(["SP", 0, 0, 64, [16], 1])
-    found = [nests_of([split, read_primitive(["PR", 0, 0, pragma])])[0, column] for pragma in (
-        "auto_unroll_max_step$511", "auto_unroll_max_step$0", "auto_unroll_max_step$1²", "unroll_explicit$3")]  # fmt: skip
+    found = [
+        nests_of([split, read_primitive(["PR", 0, 0, pragma])])[0, column]
+        for pragma in (
+            "auto_unroll_max_step$511",
+            "auto_unroll_max_step$0",
+            "auto_unroll_max_step$1²",
+            "unroll_explicit$3",
+        )
+    ]
     assert found == [9 / 8, 0, 0, 0]
 
 
@@ -137,7 +144,8 @@ class Opcodes:
         [[["CHW", 0, "local"]] * 512],
         [[["RE", 0, list(range(100_000))]] * 100],
         [[["SP", 0, 0, 2**31 - 1, [2**31 - 1] * 100_000, 1]] * 10],
-        [[["SP", n, 0, 8, [1] * 64, 1] for n in range(9)] + [["FFSP", 0, 0, [*range(9)] * 7, n, 1] for n in range(500)]],
+        [[["SP", n, 0, 8, [1] * 64, 1] for n in range(9)] + [["FFSP", 0, 0, [*range(9)] * 7, n,
+            1] for n in range(500)]],
     ],
 )  # fmt: skip
 def test_what_is_made_to_be_slow_is_not(candidates):
@@ -194,7 +202,10 @@ def test_many_places_are_laid_out_in_blocks_that_are_steps():
 
 
 def test_what_is_kept_of_replayed_skeletons_is_bounded_in_bytes(monkeypatch):
-    """Ten times the bound: the cache counted skeletons, and a made-up one is twenty times as large as an ordinary one."""
+    """Memory was ten times the bound.
+
+    The cache counted skeletons, and a made-up one is twenty times as large as an ordinary one.
+    """
     bound = 50_000
     few = skeleton._Skeletons(bound)
     monkeypatch.setattr(features, "SKELETONS", few)
@@ -229,7 +240,8 @@ def test_a_candidates_numbers_depend_on_nothing_else(candidates, random):
 @pytest.mark.parametrize(
     ("key", "numbers"),
     [
-        ('["hash", [1, 64], [3, 3]]', 4), ('["f", 128, true, 2.5, null]', 1), ("no JSON", 0), ("[" * 5000, 0), ("17", 1),
+        ('["hash", [1, 64], [3, 3]]', 4), ('["f", 128, true, 2.5, null]', 1), ("no JSON", 0), ("[" * 5000, 0),
+        ("17", 1),
         (json.dumps(["f", *range(40)]), 40),
     ],
 )  # fmt: skip
@@ -346,7 +358,10 @@ def test_a_network_of_other_features_is_refused(version, tmp_path, monkeypatch):
 
 
 def test_numbers_are_cut_where_they_differ():
-    """A constant, three values, many, and a few beside a mode: at each value, at quantiles, and where quantiles leave the mode."""
+    """A constant, three values, many, and a few beside a mode.
+
+    Bins are at each value, at quantiles, and where quantiles leave the mode.
+    """
     many = torch.arange(101.0)
     rare = torch.where(many > 80, many, 7.0)
     pieces = Pieces.cutting(torch.stack([torch.ones(101), many % 3, many, rare], dim=1))

@@ -1,4 +1,7 @@
-"""A column that a stored file lacks reads as nulls: a release that adds one needs no migration, and the release before reads its files."""
+"""A column that a stored file lacks reads as nulls.
+
+A release that adds one needs no migration, and the release before reads its files.
+"""
 
 import contextlib
 import json

@@ -71,7 +71,10 @@ def test_the_command_writes_it(tmp_path, measured_lines):
 @pytest.mark.slow
 def test_without_matplotlib_the_command_says_what_to_install(tmp_path):
     """And that at once: the log, which does not exist, is not looked for."""
-    code = "import sys; sys.modules['matplotlib'] = None; from tlp_service.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from tlp_service.cli import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", code, "evaluate", str(tmp_path / "none.json"), "--plot", "x.png"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

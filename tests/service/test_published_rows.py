@@ -1,7 +1,7 @@
 """Golden rows, computed by hand from the rules of the published code, for every kind on both platform kinds.
 
-One-hot of the kind in the vocabulary's order, then the arguments in record order, lists laid flat, strings as codes, padded
-with zeros. CPU order: CI RE AN RF CHW SP CR CA FU FSP PR. GPU order: AN CHR CHW CI CA FFSP SP FU RE PR FSP.
+One-hot of the kind in the vocabulary's order, then the arguments in record order, lists laid flat, strings as codes,
+padded with zeros. CPU order: CI RE AN RF CHW SP CR CA FU FSP PR. GPU order: AN CHR CHW CI CA FFSP SP FU RE PR FSP.
 """
 
 import numpy as np

@@ -1,4 +1,7 @@
-"""From the stream into the record store: each record once, whatever is killed. On the Valkey of the wheel, on Redis, and on what TLP_TEST_REDIS_URL names."""
+"""From the stream into the record store: each record once, whatever is killed.
+
+On the Valkey of the wheel, on Redis, and on what TLP_TEST_REDIS_URL names.
+"""
 
 import asyncio
 import json

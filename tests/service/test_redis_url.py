@@ -1,4 +1,7 @@
-"""A Redis URL is checked by building clients before the server listens; the service itself chooses how to read answers."""
+"""A Redis URL is checked by building clients before the server listens.
+
+The service itself chooses how to read answers.
+"""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""Kind of fault: what a refusal leaves is kept for ever. Rejected versions of the trainer are bounded, and nothing else is deleted."""
+"""Kind of fault: what a refusal leaves is kept for ever.
+
+Rejected versions of the trainer are bounded, and nothing else is deleted.
+"""
 
 import msgspec
 import pytest

@@ -14,7 +14,8 @@ from tlp_client.primitives import read_primitive
 from tlp_service.families.loopnest import features, reuse
 
 LOG65 = math.log2(65)
-#: C[m, n] += A[m, k] B[k, n]: m 64 = 1 x 4 x 2 x 8, n 128 = 1 x 2 x 4 x 16, k 32 = 4 x 8; from the outside m, n, k, m, n, k, m, n.
+#: C[m, n] += A[m, k] B[k, n]: m 64 = 1 x 4 x 2 x 8, n 128 = 1 x 2 x 4 x 16, k 32 = 4 x 8; from the outside m, n, k, m,
+#: n, k, m, n.
 TILED = (
     ["SP", 0, 0, 64, [4, 2, 8], 1],
     ["SP", 0, 4, 128, [2, 4, 16], 1],
@@ -108,7 +109,10 @@ def test_of_more_parts_than_are_looked_at_the_innermost_count():
 
 
 def simulated_loads(memory):
-    """Return what is loaded an iteration of weights, input and output, by the rule of `reuse`, from loops instead of logarithms."""
+    """Return the loads per iteration by the rule of `reuse`, from loops instead of logarithms.
+
+    They are those of weights, input and output.
+    """
     loops = [("n", 16), ("m", 8), ("k", 8), ("n", 4), ("m", 2), ("k", 4), ("n", 2), ("m", 4)]
     total = math.prod(extent for _, extent in loops)
 

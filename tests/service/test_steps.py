@@ -186,7 +186,8 @@ def new_primitives(lines, steps=400):
     """Return lines of records all of whose primitives are others, which take longest to read."""
     return [
         json.dumps(
-            {"i": [["[]", "llvm"], [[], [["CI", steps * n + k] for k in range(steps)]]], "r": [[1], 0, 1, n], "v": "v0.6"}
+            {"i": [["[]", "llvm"], [[], [["CI", steps * n + k] for k in range(steps)]]], "r": [[1], 0, 1, n],
+                "v": "v0.6"}
         )
         for n in range(lines)
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """A second dialect needs nothing but its own file: the toy is scored, measured, stored and read from here alone.
 
-The server and its recorder find the toy, and a model family that reads it, by the entry points of a distribution that this test makes.
+The server and its recorder find the toy, and a model family that reads it, by the entry points of a distribution that
+this test makes.
 """
 
 import dataclasses

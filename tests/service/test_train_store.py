@@ -123,7 +123,19 @@ def test_each_platform_has_a_head_of_its_own(store, tmp_path, capsys):
         return scorer.score(read_predict({"format": 1, "task": task, "candidates": [steps]})).scores[0]
 
     assert score("cpu") == score("fast") != score("slow")
-    status = main(["train", "--records", str(store), "--model", "published-mtl", "--from", str(folder), "--out", str(tmp_path)])  # fmt: skip
+    status = main(
+        [
+            "train",
+            "--records",
+            str(store),
+            "--model",
+            "published-mtl",
+            "--from",
+            str(folder),
+            "--out",
+            str(tmp_path),
+        ]
+    )
     assert (status, "a 'published-mtl' is trained from nothing only" in capsys.readouterr().err) == (2, True)
 
 

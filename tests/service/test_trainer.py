@@ -169,7 +169,10 @@ def learning(monkeypatch, outcome_of):
 def test_what_is_not_about_a_platform_is_not_noted(
     url, client, store, tmp_path, monkeypatch, measured_lines, caplog, state
 ):
-    """Progress must not be noted before the work is done: the registry is empty for a moment, or a file can't be read."""
+    """Progress must not be noted before the work is done.
+
+    For example, the registry is empty for a moment, or a file can't be read.
+    """
     caplog.set_level("INFO", "tlp_service")
     trainer = trainer_of(url, store, tmp_path)
     add(store, measured_lines[0], 10)
@@ -433,7 +436,10 @@ def test_what_cannot_be_reached_is_tried_again(url, store, tmp_path, monkeypatch
 def test_what_goes_on_failing_is_tried_again_after_longer_and_longer(
     url, client, store, tmp_path, monkeypatch, measured_lines
 ):
-    """Kind of fault: work that is done again and again for nothing. A full disk of the registry is found after the training."""
+    """Kind of fault: work that is done again and again for nothing.
+
+    A full disk of the registry is found after the training.
+    """
     add(store, measured_lines[0], 10)
     trainer, waited, is_full = trainer_of(url, store, tmp_path), [], [True]
 

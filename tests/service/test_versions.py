@@ -247,7 +247,10 @@ def test_a_network_that_serves_one_platform_takes_the_place_of_the_general_one_t
 
 @pytest.mark.parametrize("name", ["gpu", "cpu", "unknown", "generic", "skylake-avx512"])
 def test_what_was_measured_under_a_name_that_is_no_device_scores_no_unnamed_hardware(folder, name):
-    """Kind of fault: a client chooses a name that others did not mean. A GPU may be measured under the name of a CPU, too."""
+    """Kind of fault: a client chooses a name that others did not mean.
+
+    A GPU may be measured under the name of a CPU, too.
+    """
     manifest = read_manifest(folder)
     of_kind = {kind: manifest.network(kind) for kind in ("cpu", "gpu")}
     learned = [

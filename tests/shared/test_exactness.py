@@ -1,4 +1,7 @@
-"""The engine against the padded network on candidates of every public log; skipped where the logs are not beside the checkout."""
+"""The engine against the padded network on candidates of every public log.
+
+Skipped where the logs are not beside the checkout.
+"""
 
 import random
 from pathlib import Path
@@ -76,7 +79,8 @@ def test_scores_are_those_of_the_padded_network_on_every_log(capsys):
         candidates += len(scorable)
     with capsys.disabled():
         print(
-            f"\n{candidates} candidates of {files} logs: raw scores differ by at most {worst_raw:.1e} of max(1, |raw|), "
+            f"\n{candidates} candidates of {files} logs: raw scores differ by at most {worst_raw:.1e} of max(1, "
+            f"|raw|), "
             f"served scores by at most {worst_score:.1e} of themselves"
         )
     assert candidates >= CANDIDATES

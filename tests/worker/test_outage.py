@@ -109,7 +109,10 @@ def serve_once(behave):
 
 @contextmanager
 def unruly(server):
-    """Stand before the real server. Yield the URL, and a list whose last element says how requests to predict are met."""
+    """Stand before the real server.
+
+    Yield the URL, and a list whose last element says how requests to predict are met.
+    """
     moods = [200]
 
     class Handler(BaseHTTPRequestHandler):
@@ -140,7 +143,10 @@ def unruly(server):
 
 
 def test_a_search_outlives_every_kind_of_answer_and_warns_once_of_each(server, task, caplog):
-    """apache/tvm #14510, under Ansor's own search and over a socket: the round after a fault is scored by the service again."""
+    """apache/tvm #14510, under Ansor's own search and over a socket.
+
+    The round after a fault is scored by the service again.
+    """
     faults = [400, 413, 422, 429, 500, 503, "a closed socket", "a half-sent body"]
     params = {
         **auto_scheduler.SketchPolicy.DEFAULT_PARAMS,
