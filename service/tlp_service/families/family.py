@@ -1,11 +1,15 @@
 """The interface of a model family.
 
-A family is one way to score schedules: what it reads of a request, which networks it has, and how these are trained. All of it is in
+A family is one way to score schedules: what it reads of a request, which networks it has, and how these are
+trained. All of it is in
 one folder below `tlp_service.families`, or in a package of its own (see `tlp_service.families`).
 
-A network reads a candidate in two parts. A table holds the distinct rows of a request, such as one per primitive, or one for the task;
-the network encodes each row once. The positions of a candidate say which rows it refers to, and its values are numbers of its own.
-The network computes the score from the encoded rows and the values. A family that needs no rows has a table with a single one.
+A network reads a candidate in two parts. A table holds the distinct rows of a request, such as one per
+primitive, or one for the task;
+the network encodes each row once. The positions of a candidate say which rows it refers to, and its values are
+numbers of its own.
+The network computes the score from the encoded rows and the values. A family that needs no rows has a table
+with a single one.
 """
 
 from __future__ import annotations
@@ -82,7 +86,8 @@ class Family(ABC):
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
         """Compute the network inputs of requests, in steps of bounded time.
 
-        It yields the cost of each step before it does that step; a unit of cost takes about 20 ns (see `tlp_service.scheduling.steps`).
+        It yields the cost of each step before it does that step; a unit of cost takes about 20 ns (see
+        `tlp_service.scheduling.steps`).
         All requests are given at once, so what depends only on candidates can be computed for all of them together.
         """
 
@@ -143,7 +148,8 @@ class Family(ABC):
     def check_sizes(self, network: Network, actual: tuple[int, int], expected: tuple[int, int]) -> None:
         """Raise `BadVersion` if the sizes of what a file reads differ from those of what this family computes.
 
-        The family chooses which two sizes it compares, such as the width of a row and the number of values of a candidate.
+        The family chooses which two sizes it compares, such as the width of a row and the number of
+        values of a candidate.
         """
         if actual != expected:
             raise BadVersion(

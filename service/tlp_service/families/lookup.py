@@ -69,7 +69,10 @@ def _all() -> tuple[Family, ...]:
 
 @functools.cache
 def _others() -> tuple[Family, ...]:
-    """Return the families of other packages. One that fails to load is logged and left out: it must not stop the others."""
+    """Return the families of other packages.
+
+    A family that fails to load is logged and skipped, so that it does not stop the others.
+    """
     found = []
     for point in entry_points(group=ENTRY_POINTS):
         try:

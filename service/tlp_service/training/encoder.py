@@ -54,7 +54,8 @@ class Encoder(ABC):
         Notes
         -----
         Values are float16: whole numbers above 2,048 are rounded, and numbers above 65,504 become infinite. Scale large
-        values, or take their logarithm. The family's `Plan` must round alike, so that the network reads in a server what it was
+        values, or take their logarithm. The family's `Plan` must round alike, so that the network reads
+        in a server what it was
         trained on.
         """
 

@@ -51,8 +51,10 @@ class ExportableNetwork(TrainableNetwork):
     Attributes
     ----------
     architecture : dict
-        Arguments of the constructor that set the sizes of the layers; empty if there are none. Each network sets it. The manifest
-        keeps it, so that a training can begin from the version. Networks of one class with equal sizes share one exported form.
+        Arguments of the constructor that set the sizes of the layers; empty if there are none. Each
+        network sets it. The manifest
+        keeps it, so that a training can begin from the version. Networks of one class with equal sizes
+        share one exported form.
     """
 
     architecture: dict[str, int]

@@ -1,6 +1,7 @@
 """Checks that an ONNX file contains all its tensors.
 
-A tensor may be stored in another file, which the digest in the manifest would not cover. Servers do not install the ``onnx``
+A tensor may be stored in another file, which the digest in the manifest would not cover. Servers do not install
+the ``onnx``
 package, so this module reads the few relevant fields itself, by their numbers in ``onnx.proto``.
 """
 

@@ -134,7 +134,8 @@ class Registry:
         # Compared in encoded form, since NaN is written as null.
         if msgspec.json.encode(present.networks) != msgspec.json.encode(manifest.networks):
             raise BadVersion(
-                f"{manifest.version} exists in the registry, and its manifest states other platforms or figures for its networks; "
+                f"{manifest.version} exists in the registry, and its manifest states other platforms or figures "
+                "for its networks; "
                 "a version is immutable, so publish to another registry"
             )
         return manifest.version

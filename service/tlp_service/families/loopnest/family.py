@@ -37,7 +37,7 @@ class LoopNest(Family):
     models = (NAME,)
 
     def inputs_in_steps(self, asked: Sequence[Asked]) -> Steps[list[Inputs]]:
-        """Compute the nests of all requests at once, so many small requests take little longer than one large request."""
+        """Compute the nests of all requests at once: many small ones take little longer than a large one."""
         nests = yield from _nests_of([one.schedules for one in asked])
         found = []
         for one, (of_request, errors) in zip(asked, nests, strict=True):

@@ -245,10 +245,8 @@ class DistinctForm(nn.Module):
 
         Returns
         -------
-        steps, queries, keys, values : Tensor
-            Encodings and projections of the new rows.
-        raw : Tensor, shape (candidates,)
-            Raw scores.
+        tuple of Tensor
+            Encodings and projections of the new rows; then the raw scores, shape (candidates,).
         """
         network = self.network
         places = positions.flatten()
