@@ -53,7 +53,8 @@ _OWN_OPTIONS = {
 }
 #: The error for anything that is not a URL of Redis.
 _EXPECTED = (
-    "expected a URL such as redis://:password@host:6379/0, rediss://host or unix:///path, with options as ?name=value&name=value; "
+    "expected a URL such as redis://:password@host:6379/0, rediss://host or unix:///path, "
+    "with options as ?name=value&name=value; "
     "a password's #, ?, / and @ are written %23, %3F, %2F and %40"
 )
 #: Seconds that a server gets to accept a connection.
@@ -188,7 +189,8 @@ def _own(
     timeout_s: float | None, connect_timeout_s: float, encoding_errors: str | None, retry: Any
 ) -> dict[str, Any]:
     return {
-        "protocol": 2,  # every server and proxy supports it, and its answers have the same form in all releases of redis-py
+        # Every server and proxy supports protocol 2, and its answers have the same form in all releases of redis-py.
+        "protocol": 2,
         "decode_responses": encoding_errors is not None,
         "encoding_errors": encoding_errors or "strict",
         "socket_timeout": timeout_s,

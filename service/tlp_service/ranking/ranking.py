@@ -21,8 +21,8 @@ class Ranking:
     tasks : int
         Tasks that could be ranked: two or more measured candidates.
     top1_pooled, top5_pooled : float
-        TLP's score (arXiv 2211.03578, section 6.1) with equal weights: sum of the tasks' best costs over the sum of the best costs
-        among the k best-scored.
+        TLP's score (arXiv 2211.03578, section 6.1) with equal weights: sum of the tasks' best costs over the
+        sum of the best costs among the k best-scored.
     top1_mean, top5_mean : float
         The same ratio per task, averaged over tasks (TenSet's form).
     pair_accuracy : float

@@ -73,7 +73,8 @@ class ImportSummary:
         """Return the counts as text, with those that were new to the store."""
         lines = [f"{self.files} files, {sum(self.platforms.values())} records, {sum(added.values())} new"]
         lines += [
-            f"  {platform:<24} {count:>8} records, {self.failed[platform]:>7} of failed runs, {added.get(platform, 0):>8} new"
+            f"  {platform:<24} {count:>8} records, {self.failed[platform]:>7} of failed runs, "
+            f"{added.get(platform, 0):>8} new"
             for platform, count in sorted(self.platforms.items())
         ]
         lines += [f"  left out, {cause}: {count}" for cause, count in sorted(self.left_out.items())]

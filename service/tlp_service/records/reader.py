@@ -72,7 +72,8 @@ def stored_records(
             yield from zip(repeat(platform), reader.records(batch))
         if reader.left_out:
             log.warning(
-                "%s: %d records are left out: they cannot be read, or have more than %d bytes of primitives or more than %d costs",
+                "%s: %d records are left out: they cannot be read, or have more than %d bytes of primitives "
+                "or more than %d costs",
                 platform,
                 reader.left_out,
                 MAX_LINE_BYTES,

@@ -141,8 +141,8 @@ def build_sets(
 
     Exact duplicates (same task, same primitives) are one candidate with the costs of all. A record with a
     primitive that the vocabulary lacks is left out and counted; so is a task with fewer candidates
-    than can be ranked. A candidate all of whose runs failed is one of its task's `failed`; one whose cost cannot be a run time
-    (see `is_plausible`) is left out and counted.
+    than can be ranked. A candidate all of whose runs failed is one of its task's `failed`; one whose cost
+    cannot be a run time (see `is_plausible`) is left out and counted.
     """
     builders = {kind: _Builder(encoder) for kind, encoder in encoders.items()}
     for platform, record in records:
@@ -219,8 +219,8 @@ def of_platforms(training_set: TrainingSet, platforms: Container[str]) -> Traini
 def without_large_numbers(training_set: TrainingSet, limit: float) -> TrainingSet:
     """Return the set without the tasks whose rows hold a number above `limit`.
 
-    The published rows hold raw numbers, and extents reach 3e8. The gradient of one such candidate outweighs that of its batch
-    by orders of magnitude, so that clipping leaves nothing of the others.
+    The published rows hold raw numbers, and extents reach 3e8. The gradient of one such candidate outweighs
+    that of its batch by orders of magnitude, so that clipping leaves nothing of the others.
     """
     largest = training_set.table.max(axis=1)
     tasks = tuple(task for task in training_set.tasks if largest[task.positions].max() <= limit)

@@ -20,7 +20,8 @@ from tlp_service.training.network import ExportableNetwork
 CHECKED_BATCHES = (1, 2, 7, 2048)
 TOLERANCE = 1e-5
 
-#: Where the indices of an example begin: higher than any axis or size of the form, so that they are like no other constant.
+#: First index of an example's positions: greater than any axis or size of the form, so that it differs from all other
+#: constants.
 _FIRST_INDEX = 1000
 
 #: Of the names of weights, since a form holds its network under that name.

@@ -17,8 +17,9 @@ NEW, KNOWN, CANDIDATES, PLACES = (torch.export.Dim(name) for name in ("new", "kn
 class Form:
     """A module to export, in the form that `tlp_service.inference.network.OnnxNetwork` runs.
 
-    Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. A call either encodes rows and
-    scores no candidates, or scores candidates from the encodings of an earlier call and encodes no rows.
+    Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. A call either
+    encodes rows and scores no candidates, or scores candidates from the encodings of an earlier call and
+    encodes no rows.
 
     Parameters
     ----------

@@ -60,7 +60,8 @@ def choose_network(manifest: Manifest, platform: str | None, target: str) -> Cho
         if named is None:
             known = [p for n in manifest.networks for p in (n.platform_kind, *n.platforms) if n.scores(p)]
             raise UnknownName(
-                f"task.platform: version {manifest.version} does not know {platform!r}; it knows {', '.join(dict.fromkeys(known))}",
+                f"task.platform: version {manifest.version} does not know {platform!r}; "
+                f"it knows {', '.join(dict.fromkeys(known))}",
                 code="unknown_platform",
             )
         if found := contradiction(manifest, platform, target):

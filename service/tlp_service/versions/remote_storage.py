@@ -27,7 +27,9 @@ _MAX_TRIES = 5
 
 
 class RemoteStorage(RegistryStorage):
-    """A registry behind a URL that fsspec can open, such as a bucket. Its credentials are those of fsspec's own configuration.
+    """A registry behind a URL that fsspec can open, such as a bucket.
+
+    The credentials come from fsspec's own configuration.
 
     No lock reaches everybody here. Who changes the document reads it again, and changes it anew where another
     has overwritten it; two at the very same moment may still lose one entry of the history, never the document.
