@@ -5,7 +5,7 @@ import time
 
 
 def seconds_of(work):
-    """Return what `work` takes, once."""
+    """Return the seconds that one call of `work` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

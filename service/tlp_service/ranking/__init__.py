@@ -1,1 +1,1 @@
-"""Measures of rankings, of one task and of many, and which costs they count. Pure functions."""
+"""Ranking metrics per task and over tasks, and the filter for implausible costs. Pure functions."""

@@ -1,4 +1,4 @@
-"""What a record store holds, as text."""
+"""A text report of the contents of a record store."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ NOTE, LOCK = "store.json", "lock"
 
 
 def check_store_path(folder: Path) -> None:
-    """Refuse a folder that can never be a record store: Arrow would say so at each record.
+    """Refuse a folder that can never be a record store, before Arrow fails at each record.
 
     Raises
     ------

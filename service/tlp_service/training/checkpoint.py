@@ -65,7 +65,7 @@ class Progress:
         self._averaged: Any = copy.deepcopy(network).eval() if factor else None
 
     def average(self) -> None:
-        """Take the weights after a step into their average; at first it follows them more closely."""
+        """Update the moving average of the weights after a step; its factor is smaller at first."""
         self.steps += 1
         if self._averaged is None:
             return

@@ -55,7 +55,7 @@ def log_mse_loss(scores: Tensor, labels: Tensor) -> Tensor:
     Parameters
     ----------
     scores, labels : Tensor, shape (lists, candidates)
-        See `rank_loss`. Labels below exp(-4) count as that: how slow the very slow are, nobody asks.
+        See `rank_loss`. Labels below exp(-4) are clipped, since differences among very slow candidates are irrelevant.
     """
     is_real = torch.isfinite(labels)
     count = is_real.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""A model that can be trained: what it reads, what its network is, how it is trained unless told otherwise."""
+"""The interface of a trainable model: its inputs, its network and its default training settings."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ class Preset(ABC):
     Attributes
     ----------
     name : str
-        What manifests say in ``model``.
+        Value of ``model`` in manifests.
     earlier_names : tuple of str
-        What manifests of earlier releases say.
+        Values of ``model`` in manifests of earlier releases.
     features : str
-        Name of its family.
+        Name of its model family.
     dialects : tuple of str
         Names of the dialects whose records it is trained on, of those that its family reads.
     continues : bool
-        Whether a training can begin from a version of it.
+        Whether a version of the model can be fine-tuned.
     learns : bool
-        Whether the trainer fine-tunes versions of it with what is measured.
+        Whether the trainer fine-tunes versions of the model on new measurements.
     validity : Preset or None
-        How its second network is trained, which tells how likely a candidate is to run.
+        Preset of the second network, which predicts whether a candidate runs.
     settings : FitSettings
-        How it is trained unless told otherwise.
+        Default settings for training.
     adapting : dict
-        Settings that differ where a platform's network begins from a version's.
+        Settings that differ for fine-tuning a platform's network.
     """
 
     name: str
@@ -79,12 +79,12 @@ class Preset(ABC):
     )
 
     def is_of(self, model: str) -> bool:
-        """Return whether a manifest with this ``model`` is of a version of it."""
+        """Return whether a manifest's ``model`` names this preset."""
         return model == self.name or model in self.earlier_names
 
     @property
     def adapting_settings(self) -> FitSettings:
-        """How a platform's network is trained that begins from a version's."""
+        """Settings for fine-tuning a platform's network."""
         return replace(self.settings, **self.adapting)
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Preset(ABC):
     def network(
         self, train: TrainingSet, settings: FitSettings, source: tuple[Network, Path] | None
     ) -> TrainableNetwork:
-        """Return a network to train: a new one, or one with the weights of a version's."""
+        """Return a network to train: new, or with the weights of a version's network."""
 
     def exported(self, name: str, network: TrainableNetwork, train: TrainingSet) -> list[Exported]:
         """Return what a trained network becomes in the version: itself, in a file of this name."""

@@ -52,7 +52,7 @@ SHOWN_REFUSALS = 20
 
 @dataclass(frozen=True, slots=True)
 class TrainCommand:
-    """What ``tlp train`` was asked for.
+    """The options of ``tlp train``.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class TrainCommand:
     out : Path
         Folder that gets the version.
     preset : Preset
-        What to train.
+        The model to train.
     fit : FitSettings
-        How to train.
+        The settings for training.
     platforms : PlatformTable or None
         Platform of each record of logs by folder.
     platform : str or None
@@ -78,13 +78,13 @@ class TrainCommand:
         Folder of a version to fine-tune. Each platform with records gets a network of its own, which starts from the
         version's network for that platform; all other networks are kept.
     share : dict
-        Platform -> share of the candidates of its tasks that is trained on; 1 where nothing is said.
+        Platform -> share of its tasks' candidates to train on; 1 for other platforms.
     split : {"workload", "source"}
-        Of a store: what is held together, see `tlp_service.records.split`.
+        For a store: the grouping of records for the split, see `tlp_service.records.split`.
     device : str
-        Of torch.
+        Name of the torch device.
     checkpoint : Path or None
-        Folder that keeps the progress of the training.
+        Folder of the checkpoints.
     """
 
     records: tuple[Path, ...]
@@ -103,7 +103,7 @@ class TrainCommand:
 
 
 def train(command: TrainCommand) -> Path:
-    """Train a network a platform kind, export and check them, and write the version.
+    """Train one network per platform kind, export and check them, and write the version.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def _read_splits(
 def _trainings(
     command: TrainCommand, begins: Manifest | None, device: str, kind: PlatformKind, parts: Parts
 ) -> Iterator[KindTraining]:
-    """Yield the training of a kind, or of each of its platforms where there is a version to begin from."""
+    """Yield the training of a kind, or of each of its platforms if a version is fine-tuned."""
     if begins is None or command.source is None:
         yield KindTraining(
             kind, command.preset, command.fit, *parts, device=device, checkpoint=command.checkpoint
