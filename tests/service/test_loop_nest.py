@@ -1,7 +1,7 @@
 """Nests worked out by hand from the rules of TVM's transform steps."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tlp_client.dialects.ansor.primitives import ARGUMENTS, INT, INTS
@@ -148,6 +148,7 @@ def any_primitive(draw):
 
 
 @given(st.lists(any_primitive(), max_size=30))
+@example([Primitive("AN", (0, 0, 0)), Primitive("CHR", (63, "local", ()))])
 def test_any_schedule_is_replayed(primitives):
     stages = replay(primitives)
     assert len(stages) <= 64

@@ -135,7 +135,8 @@ class _State:
 
     def insert(self, number: int) -> Stage | None:
         """Insert a stage; stages from that number on move up."""
-        if number < 0 or len(self.stages) >= MAX_LOOPS or (number and self.stage(number - 1) is None):
+        # `stage` may add stages, so their number is checked after it.
+        if number < 0 or (number and self.stage(number - 1) is None) or len(self.stages) >= MAX_LOOPS:
             return None
         self.stages.insert(number, Stage())
         return self.stages[number]
