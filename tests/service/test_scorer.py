@@ -2,6 +2,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
@@ -17,7 +18,7 @@ from tlp_service.inference.network import OnnxNetwork, usable_cpus
 from tlp_service.inference.score_map import fit_score_map, map_scores
 from tlp_service.scoring.scorer import Scorer
 from tlp_service.settings import shipped_model
-from tlp_service.versions.manifest import ScoreMap
+from tlp_service.versions.manifest import Manifest, ScoreMap, read_manifest, write_version
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,18 @@ def test_a_network_of_another_shape_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(
         BadVersion, match="the cpu network reads 54 x 22 numbers, its features 'published' are 25 x 22"
+    ):
+        Scorer(folder)
+
+
+def test_a_manifest_that_states_another_width_is_refused(tmp_path):
+    manifest = read_manifest(write_linear_version(tmp_path / "linear", platforms={"cpu": ["epyc"]}))
+    (network,) = (msgspec.structs.replace(n, row_width=23) for n in manifest.networks)
+    wrong = Manifest.of_now("published", [network], {})
+    source = tmp_path / "linear" / "versions" / manifest.version / network.file
+    folder = write_version(tmp_path / "wrong", wrong, {network.file: source})
+    with pytest.raises(
+        BadVersion, match=r"cpu\.onnx: expected rows of 23 numbers, as the manifest says, got 22"
     ):
         Scorer(folder)
 

@@ -1,15 +1,13 @@
 """The interface of a model family.
 
 A family is one way to score schedules: what it reads of a request, which networks it has, and how these are
-trained. All of it is in
-one folder below `tlp_service.families`, or in a package of its own (see `tlp_service.families`).
+trained. All of it is in one folder below `tlp_service.families`, or in a package of its own (see
+`tlp_service.families`).
 
 A network reads a candidate in two parts. A table holds the distinct rows of a request, such as one per
-primitive, or one for the task;
-the network encodes each row once. The positions of a candidate say which rows it refers to, and its values are
-numbers of its own.
-The network computes the score from the encoded rows and the values. A family that needs no rows has a table
-with a single one.
+primitive, or one for the task; the network encodes each row once. The positions of a candidate say which rows
+it refers to, and its values are numbers of its own. The network computes the score from the encoded rows and
+the values. A family that needs no rows has a table with a single one.
 """
 
 from __future__ import annotations
@@ -33,6 +31,9 @@ from tlp_service.versions.manifest import Network
 if TYPE_CHECKING:  # a server has no torch
     from tlp_service.training.preset import Preset
 
+#: Units of work (see `tlp_service.scheduling.steps`) per task, and per character of its workload key.
+_TASK_COST, _KEY_COST = 3_000, 4
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -51,6 +52,11 @@ class Asked:
     network: Network
     platform: str | None
     request: ScoreRequest
+
+    @property
+    def cost(self) -> int:
+        """Units of work to encode the task (see `tlp_service.scheduling.steps`)."""
+        return _TASK_COST + _KEY_COST * len(self.schedules.workload_key)
 
     @property
     def schedules(self) -> PredictRequest:
@@ -87,8 +93,8 @@ class Family(ABC):
         """Compute the network inputs of requests, in steps of bounded time.
 
         It yields the cost of each step before it does that step; a unit of cost takes about 20 ns (see
-        `tlp_service.scheduling.steps`).
-        All requests are given at once, so what depends only on candidates can be computed for all of them together.
+        `tlp_service.scheduling.steps`). All requests are given at once, so what depends only on candidates can
+        be computed for all of them together.
         """
 
     @abstractmethod

@@ -135,7 +135,7 @@ class Scorer:
     def prepare_in_steps(self, request: ScoreRequest) -> Steps[PreparedRequest]:
         """Do what `prepare` does, in steps of bounded time."""
         asked = self._asked(request)
-        (inputs,) = yield from family_named(asked.network.features).inputs_in_steps([asked])
+        (inputs,) = yield from _inputs_in_steps([asked])
         return self._prepared(asked, inputs)
 
     def prepare_all_in_steps(
@@ -237,6 +237,10 @@ def _load(folder: Path, network: Network, file: str, device: Device, threads: in
     try:
         family = family_named(network.features)
         family.check(network, loaded.row_width, loaded.value_width)
+        if loaded.row_width != network.row_width:
+            raise BadVersion(
+                f"{file}: expected rows of {network.row_width} numbers, as the manifest says, got {loaded.row_width}"
+            )
     except BadVersion as error:
         raise BadVersion(f"{folder}: {error}") from None
     _warm_up(loaded, network, folder)

@@ -22,9 +22,6 @@ from tlp_service.versions.manifest import Network
 if TYPE_CHECKING:
     from tlp_service.training.preset import Preset
 
-#: Units of work (see `tlp_service.scheduling.steps`) per task, and per character of its workload key.
-_TASK_COST, _KEY_COST = 3_000, 4
-
 #: Nests of the candidates of a request, and error messages of candidates that have none.
 _Nests: TypeAlias = tuple[npt.NDArray[np.float16], dict[int, str]]
 
@@ -41,10 +38,11 @@ class LoopNest(Family):
         nests = yield from _nests_of([one.schedules for one in asked])
         found = []
         for one, (of_request, errors) in zip(asked, nests, strict=True):
-            workload = one.schedules.workload_key
-            yield _TASK_COST + _KEY_COST * len(workload)
+            yield one.cost
             number = None if one.platform is None else one.network.platforms.index(one.platform)
-            found.append(Inputs(task_row(workload, number)[None], NestPlan(of_request), errors))
+            found.append(
+                Inputs(task_row(one.schedules.workload_key, number)[None], NestPlan(of_request), errors)
+            )
         return found
 
     def probe(self, network: Network, candidates: int) -> Inputs:
@@ -62,9 +60,7 @@ class LoopNest(Family):
         """Check the widths of tasks and nests, and the number of platforms."""
         if len(network.platforms) > PLATFORMS:
             raise BadVersion(f"{network.file}: {len(network.platforms)} platforms, of {PLATFORMS}")
-        expected = (TASK_WIDTH, features.NEST_WIDTH)
-        self.check_sizes(network, (row_width, value_width or 0), expected)
-        self.check_sizes(network, (network.row_width, value_width or 0), expected)
+        self.check_sizes(network, (row_width, value_width or 0), (TASK_WIDTH, features.NEST_WIDTH))
 
     def preset(self, model: str) -> Preset:
         """Return the only preset."""

@@ -20,9 +20,6 @@ from tlp_service.versions.manifest import Network
 if TYPE_CHECKING:
     from tlp_service.training.preset import Preset
 
-#: Units of work (see `tlp_service.scheduling.steps`) per task, and per character of its workload key.
-_TASK_COST, _KEY_COST = 3_000, 4
-
 #: Number of distinct rows of synthetic candidates.
 _PROBE_ROWS = 256
 
@@ -37,7 +34,7 @@ class Published(Family):
         """Compute one row per distinct primitive of a request."""
         found = []
         for one in asked:
-            yield _TASK_COST + _KEY_COST * len(one.schedules.workload_key)
+            yield one.cost
             found.append((yield from _inputs_of(one.network, one.schedules)))
         return found
 
@@ -57,9 +54,7 @@ class Published(Family):
     def check(self, network: Network, row_width: int, value_width: int | None) -> None:
         """Check the rows of a candidate and their width."""
         features = PUBLISHED[network.platform_kind]
-        expected = (features.steps, features.width)
-        self.check_sizes(network, (network.steps, row_width), expected)
-        self.check_sizes(network, (network.steps, network.row_width), expected)
+        self.check_sizes(network, (network.steps, row_width), (features.steps, features.width))
 
     def preset(self, model: str) -> Preset:
         """Return the preset of the network with one head, or with a head per platform."""
