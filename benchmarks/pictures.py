@@ -1,6 +1,6 @@
 """The two pictures of a run of the demo: its tuning curves, and measured speed by score.
 
-The same figures give the same bytes, so a test tells whether a picture is of the JSON beside it.
+The same figures give the same bytes, so a test can compare a picture with the JSON beside it.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ def _held_score(self, *arguments):
 
 
 if __name__ == "__main__":
-    OnnxNetwork.score = _held_score  # type: ignore[method-assign]
+    OnnxNetwork.score = _held_score  # type: ignore[method-assign]  # replaced on purpose
     if wait_s := float(os.environ["REDIS_WAIT_S"]):
         pool_from_url = redis.asyncio.BlockingConnectionPool.from_url
-        redis.asyncio.BlockingConnectionPool.from_url = lambda *arguments, **options: pool_from_url(  # type: ignore[method-assign]
+        redis.asyncio.BlockingConnectionPool.from_url = lambda *arguments, **options: pool_from_url(  # type: ignore[method-assign]  # as above
             *arguments, **{**options, "timeout": wait_s, "socket_timeout": 3600}
         )
     sys.exit(main())

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from tlp_service.quality.metrics import QualityCollector
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # no second series per counter
+# The library would add a second series per counter.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not type it
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

@@ -46,7 +46,7 @@ def test_the_bytes_of_its_requests_are_answered_as_they_were(server, release):
 
 
 def test_its_registry_is_served_and_its_versions_score_as_they_did(release, tmp_path):
-    """What its journal names serves, and any of its versions can be activated.
+    """The version that its journal names serves, and any of its versions can be activated.
 
     Scores of a real network may differ in the last bits between processors.
     """

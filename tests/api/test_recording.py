@@ -161,7 +161,7 @@ def test_a_stream_that_comes_back_empty_is_recorded_again_at_once(tmp_path, line
 def test_recorders_that_were_killed_leave_nothing_to_a_scrape(tmp_path, linear_version):
     """prometheus/client_python #275 and #568.
 
-    Each restart added files, so scrapes grew slow and told of dead processes.
+    Each restart added files, so scrapes grew slow and reported dead processes.
 
     Each of 200 recorders hears of a platform of its own, tells of it, and is killed.
     """

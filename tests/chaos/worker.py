@@ -1,6 +1,6 @@
 """A tuning worker without TVM.
 
-Streams records through the client's outbox, asks for scores meanwhile, and tells what became of both.
+Streams records through the client's outbox, asks for scores meanwhile, and reports the outcome of both.
 
     python worker.py URL RECORDS.jsonl OUTBOX_FOLDER NAME SECONDS
 

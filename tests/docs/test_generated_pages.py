@@ -1,4 +1,4 @@
-"""What scripts generate in the documentation is what they would generate now."""
+"""Generated parts of the documentation are equal to what their scripts generate now."""
 
 import json
 import sys

@@ -155,7 +155,7 @@ def test_what_one_platform_learns_changes_no_score_of_another(
 def test_what_is_measured_without_a_platform_changes_no_score_of_other_hardware(
     tmp_path, registry, store, begun, measured_lines
 ):
-    """Kind of fault: a name that a client leaves out, or chooses, stands for hardware of others.
+    """Kind of fault: a name that a client leaves out, or chooses, may be that of other hardware.
 
     It is stored as of the kind.
     """

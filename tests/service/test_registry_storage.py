@@ -1,4 +1,4 @@
-"""What every storage of a registry does, whatever the back end; what only some of them can meet stands below."""
+"""The contract of every storage of a registry; tests of single back ends follow at the end."""
 
 import fcntl
 import os

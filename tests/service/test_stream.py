@@ -1,4 +1,4 @@
-"""What every server of the measurement stream does: the embedded Valkey, and Redis."""
+"""The contract of every server of the measurement stream: the embedded Valkey, and Redis."""
 
 import pytest
 from redis_servers import url_fixture

@@ -35,8 +35,8 @@ def is_plausible(workload: str, costs: npt.NDArray[np.float64]) -> npt.NDArray[n
     """Return which costs of a task can be run times, shape (candidates,).
 
     A cost can be one if it is physically possible (see `min_cost_s`) and at most a factor of 100 below the
-    lower quartile of its
-    task. With fewer than five costs the quartile is the smallest cost, so only impossible costs are rejected.
+    lower quartile of its task. With fewer than five costs the quartile is the smallest cost, so only
+    impossible costs are rejected.
 
     Parameters
     ----------
@@ -59,8 +59,7 @@ def min_cost_s(workload: str) -> float:
     """Return a lower bound on the run time of a task in seconds.
 
     If the workload key contains shapes (``["hash", [shape], …]``, ``ComputeDAG.workload_key`` of TVM 0.19),
-    the last one is the
-    shape of the output, and each of its elements has to be written.
+    the last one is the shape of the output, and each of its elements has to be written.
     """
     try:
         key = json.loads(workload)

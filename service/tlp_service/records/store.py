@@ -12,10 +12,9 @@
 A file is written under a temporary name and then renamed, so after a crash it is complete or missing. A row may be in
 two files after a crash or a batch that was delivered twice; it is read once.
 
-The name of a folder decides the platform of all rows in it, so renaming a folder renames a platform.
-A damaged file is renamed to ``….damaged`` and logged. If the store is read-only, the file is skipped instead.
-In both cases
-other files and platforms can still be read, and new rows can be written.
+The name of a folder decides the platform of all rows in it, so renaming a folder renames a platform. A damaged
+file is renamed to ``….damaged`` and logged. If the store is read-only, the file is skipped instead. In both
+cases other files and platforms can still be read, and new rows can be written.
 """
 
 from __future__ import annotations

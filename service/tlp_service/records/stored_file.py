@@ -42,11 +42,9 @@ _LISTS = (
 class StoredFile:
     """A file of a record store, opened for reading. It stays readable if another file replaces it.
 
-    Columns are found by name and cast to the types of `SCHEMA`, so files of other programs can be read,
-    too: columns may be in any
-    order, and there may be others. A missing nullable column reads as nulls. `platform` is never read from
-    the file, since
-    the name of the folder decides it.
+    Columns are found by name and cast to the types of `SCHEMA`, so files of other programs can be read, too:
+    columns may be in any order, and there may be others. A missing nullable column reads as nulls. `platform`
+    is never read from the file, since the name of the folder decides it.
 
     Parameters
     ----------

@@ -221,8 +221,7 @@ def without_large_numbers(training_set: TrainingSet, limit: float) -> TrainingSe
     """Return the set without the tasks whose rows hold a number above `limit`.
 
     The published rows hold raw numbers, and extents reach 3e8. The gradient of one such candidate outweighs
-    that of its batch
-    by orders of magnitude, so that clipping leaves nothing of the others.
+    that of its batch by orders of magnitude, so that clipping leaves nothing of the others.
     """
     largest = training_set.table.max(axis=1)
     tasks = tuple(task for task in training_set.tasks if largest[task.positions].max() <= limit)

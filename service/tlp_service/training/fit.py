@@ -53,9 +53,8 @@ class FitSettings:
     Parameters
     ----------
     loss : {"rank", "mse", "combined", "validity"}
-        The published rank loss; the mean squared error of the label; that of the log label and logistic
-        pairs; or, for a
-        `tlp_service.training.validity.validity_set`, cross-entropy.
+        The published rank loss; the mean squared error of the label; that of the log label and logistic pairs;
+        or, for a `tlp_service.training.validity.validity_set`, cross-entropy.
     pairs : {"task", "batch"}
         Where lists are formed: inside tasks, or over the whole batch as published.
     epochs, batch : int

@@ -17,21 +17,19 @@ NEW, KNOWN, CANDIDATES, PLACES = (torch.export.Dim(name) for name in ("new", "kn
 class Form:
     """A module to export, in the form that `tlp_service.inference.network.OnnxNetwork` runs.
 
-    Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. One call does
-    either half: it encodes rows and
-    scores no candidates, or it scores candidates from the encodings that an earlier call returned and
-    encodes no rows. Each encoding
-    has one entry per row, and ``raw_scores`` has the shape (candidates,). ``forward`` need not use all of
-    its arguments.
+    Its ``forward(rows, *known, positions, values)`` returns ``(*encodings, raw_scores)``. One call does either
+    half: it encodes rows and scores no candidates, or it scores candidates from the encodings that an earlier
+    call returned and encodes no rows. Each encoding has one entry per row, and ``raw_scores`` has the shape
+    (candidates,). ``forward`` need not use all of its arguments.
 
     Parameters
     ----------
     module : Module
         Holds the network as its attribute ``network``; the names of the exported weights begin with it.
     encodings : tuple of str
-        Names of what a row is encoded to. They become names of outputs, and ``known_NAME`` those of
-        inputs. All names must
-        differ from each other, from `values` and from ``rows``, ``positions`` and ``raw_scores``.
+        Names of what a row is encoded to. They become names of outputs, and ``known_NAME`` those of inputs.
+        All names must differ from each other, from `values` and from ``rows``, ``positions`` and
+        ``raw_scores``.
     values : str
         Name of what is read of a candidate besides its rows.
     example : tuple of Tensor

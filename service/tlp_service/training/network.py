@@ -1,4 +1,4 @@
-"""What training and export ask of a torch network."""
+"""The interface of a torch network for training and export."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ class ExportableNetwork(TrainableNetwork):
     Attributes
     ----------
     architecture : dict
-        Arguments of the constructor that set the sizes of the layers; empty if there are none. Each
-        network sets it. The manifest
-        keeps it, so that a training can begin from the version. Networks of one class with equal sizes
-        share one exported form.
+        Arguments of the constructor that set the sizes of the layers; empty if there are none. Each network
+        sets it. The manifest keeps it, so that a training can begin from the version. Networks of one class
+        with equal sizes share one exported form.
     """
 
     architecture: dict[str, int]

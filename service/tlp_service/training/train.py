@@ -67,9 +67,8 @@ class TrainCommand:
     platforms : PlatformTable or None
         Platform of each record of logs by folder.
     platform : str or None
-        One platform for all records of logs; without it and a table, ``cpu`` or ``gpu`` after the
-        target. Of a store, the
-        platforms (separated by commas) whose records are used; all without it.
+        One platform for all records of logs; without it and a table, ``cpu`` or ``gpu`` after the target. Of a
+        store, the platforms (separated by commas) whose records are used; all without it.
     without : tuple of str
         Platforms whose records are not used.
     kinds : tuple of str

@@ -1,8 +1,8 @@
 """Checks that an ONNX file contains all its tensors.
 
-A tensor may be stored in another file, which the digest in the manifest would not cover. Servers do not install
-the ``onnx``
-package, so this module reads the few relevant fields itself, by their numbers in ``onnx.proto``.
+A tensor may be stored in another file, which the digest in the manifest would not cover. Servers do not
+install the ``onnx`` package, so this module reads the few relevant fields itself, by their numbers in
+``onnx.proto``.
 """
 
 from __future__ import annotations

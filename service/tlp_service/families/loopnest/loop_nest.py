@@ -1,10 +1,9 @@
 """The loop nest that a schedule produces, replayed from its primitives without TVM.
 
-A candidate's *skeleton* is its primitives without the sizes that a search draws: the factors of splits and
-the unroll step. There are few
-skeletons: one per task on GPUs, dozens on CPUs. Each is replayed once, symbolically: a loop's extent is a
-product of *sizes*, each identified by its primitive and factor. The features that depend on sizes are then
-sums of logarithms, computed for all candidates of the skeleton at once.
+A candidate's *skeleton* is its primitives without the sizes that a search draws: the factors of splits and the
+unroll step. There are few skeletons: one per task on GPUs, dozens on CPUs. Each is replayed once,
+symbolically: a loop's extent is a product of *sizes*, each identified by its primitive and factor. The
+features that depend on sizes are then sums of logarithms, computed for all candidates of the skeleton at once.
 
 For loops, the rules are those of TVM's ``transform_step.cc`` (0.19). A record does not list the initial loops
 of a stage. A loop of unknown extent is therefore added when a primitive first refers to it.
@@ -32,7 +31,7 @@ VECTORIZE, PARALLEL, BOUND = 2, 3, 4
 #: 30.
 MAX_LOOPS = 64
 
-#: Kind of a loop: spatial, reduction (told by the number of factors in Ansor's multi-level tiling), fused,
+#: Kind of a loop: spatial, reduction (recognized by the number of factors in Ansor's multi-level tiling), fused,
 #: unknown.
 Kind = Literal["S", "R", "F", "?"]
 

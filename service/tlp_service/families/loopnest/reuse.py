@@ -199,9 +199,8 @@ def _traffic(by_role: list[Floats]) -> list[Floats]:
     body.
     """
     nothing = np.zeros((1, by_role[0].shape[1]), dtype=np.float32)
-    inside = [
-        np.concatenate([nothing, _running(parts)]) for parts in by_role
-    ]  # index n: sum over the n innermost parts
+    # Index n: the sum over the n innermost parts.
+    inside = [np.concatenate([nothing, _running(parts)]) for parts in by_role]
     touched = [inside[one] + inside[two] for one, two, _ in _OPERANDS]
     footprint = _log_sum(*(operand[1:] for operand in touched))
     candidates = np.arange(nothing.shape[1])
